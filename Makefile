@@ -1,0 +1,50 @@
+# Two commands are enough to start: `make run` and `make test`. Everything else is for developers.
+PYTHON ?= python3
+VENV := .venv
+E2E_VENV := .venv-e2e
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help setup run test e2e e2e-setup bench lint format clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
+
+$(VENV)/.done: pyproject.toml constraints/dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.done  ## Make .venv with the pagewarden command in it
+
+run: setup  ## Start the daemon and its dashboard on an embedded default
+	$(BIN)/pagewarden server --l1-size-gb $${PAGEWARDEN_L1_SIZE_GB:-1}
+
+test: setup  ## Lint, type-check and run every test that needs no vLLM
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: setup  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(E2E_VENV)/.done: scripts/setup_e2e.sh constraints/e2e.txt pyproject.toml
+	PYTHON=$(PYTHON) scripts/setup_e2e.sh $(E2E_VENV)
+	@touch $@
+
+e2e-setup: $(E2E_VENV)/.done  ## Make .venv-e2e with a CPU build of vLLM
+
+e2e: setup e2e-setup  ## Real vLLM processes against a real daemon
+	$(BIN)/python -m pytest tests/e2e -m e2e
+
+bench: setup  ## Print ratios measured side by side
+	$(BIN)/python -m tests.benchmarks
+
+clean:  ## Remove both environments and caches
+	rm -rf $(VENV) $(E2E_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

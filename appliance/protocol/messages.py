@@ -1,0 +1,529 @@
+"""The schema of every operation: what a request's ``args`` and a reply's ``result`` may hold.
+
+Bulk columns (keys, extents) travel as byte strings: keys are 32 bytes each, extent runs are pairs of little-endian
+``uint32`` (first extent, count). Durations are in seconds; no timestamp of one host is read by another.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from appliance.errors import InvalidField
+from appliance.geometry import MAX_GROUPS, MAX_SHARDS, GroupKind, ObjectGroup
+from appliance.hashing import KEY_BYTES
+
+MAX_KEYS = 65_536
+MAX_ITEMS = 65_536
+MAX_LEASES_NAMED = 65_536
+
+U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+GroupIndex = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Keys = Annotated[bytes, Field(max_length=MAX_KEYS * KEY_BYTES)]
+
+
+class Message(BaseModel):
+    """Strict and closed: a field of another type or another name is refused, never coerced or ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Lenient(BaseModel):
+    """A result as the client reads it: fields that a newer daemon added are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Role(StrEnum):
+    """What a session may do."""
+
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+class Grant(IntEnum):
+    """What a reservation asked for one object got."""
+
+    GRANTED = 0
+    EXISTS = 1
+    PENDING = 2
+    OUT_OF_SPACE = 3
+    OVER_LIMIT = 4
+
+
+class MissReason(StrEnum):
+    """Why a lookup fell short of the longest hit its prompt could have had."""
+
+    NEVER_STORED = "never_stored"
+    EVICTED = "evicted"
+    RECURRENT_MISSING = "recurrent_missing"
+    RANK_MISSING = "rank_missing"
+    WRITE_EXPIRED = "write_expired"
+    REFUSED_FINGERPRINT = "refused_fingerprint"
+    QUARANTINED = "quarantined"
+    TOO_SHORT = "too_short"
+    REGISTERING = "registering"
+
+
+class LoadFailure(StrEnum):
+    """Why a worker could not use an object it had located."""
+
+    CHECKSUM = "checksum"
+    GENERATION = "generation"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+# --- hello, attach, register -----------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """Opens a session. Any boot; the session id is the client's own random 16 bytes."""
+
+    role: Role
+    protocol: int
+    client: Name
+    engine_id: Annotated[str, Field(max_length=256)] = ""
+    host: Annotated[str, Field(max_length=256)] = ""
+    pid: Annotated[int, Field(ge=0)] = 0
+
+
+class HelloResult(Lenient):
+    """What the daemon is."""
+
+    version: str
+    protocol: int
+    heartbeat_seconds: float
+    session_ttl_seconds: float
+
+
+class SegmentInfo(Lenient):
+    """One file of the arena, enough to map it."""
+
+    segment: int
+    path: str
+    nonce: bytes
+    extent_count: int
+    extent_bytes: int
+
+
+class GroupFacts(Message):
+    """One cache group as the scheduler describes it; ``facts`` enters the fingerprint."""
+
+    index: GroupIndex
+    name: Name
+    kind: GroupKind
+    block_tokens: Annotated[int, Field(ge=1)]
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
+    replicas: Annotated[int, Field(ge=1)]
+    context_shards: Annotated[int, Field(ge=1)] = 1
+    window_tokens: Annotated[int, Field(ge=0)] = 0
+    facts: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_by_value(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("kind"), str):
+            try:
+                return {**data, "kind": GroupKind(data["kind"])}
+            except ValueError:
+                return data
+        return data
+
+    def group(self) -> ObjectGroup:
+        """The geometry of this group."""
+        return ObjectGroup(
+            index=self.index,
+            name=self.name,
+            kind=self.kind,
+            block_tokens=self.block_tokens,
+            shards=self.shards,
+            replicas=self.replicas,
+            context_shards=self.context_shards,
+            window_tokens=self.window_tokens,
+        )
+
+
+class WorkerGroup(Message):
+    """Which shard of a group a worker holds, and which of its replicas it is."""
+
+    index: GroupIndex
+    shard: Annotated[int, Field(ge=0, lt=MAX_SHARDS)]
+    replica: Annotated[int, Field(ge=0)]
+
+
+class Attach(Message):
+    """A worker enters under its engine's id, holding the lock file named after ``attach_id``.
+
+    The message also says that no copy from before it is in flight: whatever this attach id held is free at once.
+    """
+
+    attach_id: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    rank: Annotated[int, Field(ge=0)]
+    world_size: Annotated[int, Field(ge=1)]
+    groups: Annotated[list[WorkerGroup], Field(max_length=MAX_GROUPS)]
+    layers: dict[str, dict[str, Any]]
+
+
+class AttachResult(Lenient):
+    """The arena to map."""
+
+    segments: list[SegmentInfo]
+
+
+class Register(Message):
+    """The scheduler describes the engine; the namespace is settled once all ranks have attached and agree."""
+
+    world_size: Annotated[int, Field(ge=1)]
+    facts: dict[str, Any]
+    groups: Annotated[list[GroupFacts], Field(min_length=1, max_length=MAX_GROUPS)]
+    require_namespace: Annotated[str, Field(max_length=64)] = ""
+    max_batched_tokens: Annotated[int, Field(ge=0)] = 0
+    snapshots: Annotated[str, Field(max_length=64)] = "chosen"
+
+
+class Difference(Lenient):
+    """One field in which another namespace of the same model differs."""
+
+    field: str
+    ours: Any = None
+    theirs: Any = None
+
+
+class OtherNamespace(Lenient):
+    """A namespace of the same model whose bytes this engine must not read."""
+
+    namespace: str
+    engines: list[str]
+    differences: list[Difference]
+
+
+class Settlement(Lenient):
+    """The outcome of a registration."""
+
+    namespace: str
+    chunk_tokens: int
+    read_lease_ttl_seconds: float
+    write_ttl_seconds: float
+    session_ttl_seconds: float
+    others: list[OtherNamespace] = []
+    notices: list[str] = []
+
+
+class RegisterResult(Lenient):
+    """``settled`` is ``None`` while ranks are missing; the heartbeat brings it then."""
+
+    settled: Settlement | None = None
+    waiting: str = ""
+
+
+# --- heartbeat --------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """Keeps the session, and exactly the leases it names; acknowledges revocations whose copies have stopped."""
+
+    leases: Annotated[list[U64], Field(max_length=MAX_LEASES_NAMED)] = []
+    stopped: Annotated[list[U64], Field(max_length=MAX_ITEMS)] = []
+    segments_known: Annotated[int, Field(ge=0)] = 0
+
+
+class HeartbeatResult(Lenient):
+    """What changed since the last one. ``revoked`` is repeated until it is acknowledged."""
+
+    leases_ended: list[int] = []
+    revoked: list[int] = []
+    segments: list[SegmentInfo] = []
+    settled: Settlement | None = None
+    waiting: str = ""
+    refused: dict[str, Any] | None = None
+    read_lease_ttl_seconds: float
+    write_ttl_seconds: float
+    session_ttl_seconds: float
+
+
+# --- lookup, locate, release ------------------------------------------------------------------------------------
+
+
+def _whole_keys(joined: bytes, name: str) -> None:
+    if len(joined) % KEY_BYTES:
+        raise ValueError(f"'{name}' holds {len(joined)} bytes, no whole number of {KEY_BYTES}-byte keys")
+
+
+class Lookup(Message):
+    """Asks how much of a prompt can be loaded; ``keys`` are those of its whole chunks, in order."""
+
+    request: Name
+    keys: Keys
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    local_tokens: Annotated[int, Field(ge=0)] = 0
+    refused_chunks: Annotated[list[U32], Field(max_length=MAX_KEYS)] = []
+
+    @model_validator(mode="after")
+    def _check(self) -> Lookup:
+        _whole_keys(self.keys, "keys")
+        return self
+
+
+class LookupResult(Lenient):
+    """The longest hit that every group and shard can serve, in chunks, and the lease on exactly its objects.
+
+    ``lease`` is 0 where nothing is to be loaded. ``snapshots`` are the boundaries (in chunks) that deserve a
+    snapshot for this prompt. ``attention_chunks`` says how far attention alone would reach.
+    """
+
+    hit_chunks: int
+    attention_chunks: int = 0
+    lease: int = 0
+    snapshots: list[int] = []
+    reason: MissReason | None = None
+    detail: str = ""
+    settled: bool = True
+
+
+class Release(Message):
+    """Ends leases; one that ended already is no error."""
+
+    leases: Annotated[list[U64], Field(max_length=MAX_LEASES_NAMED)]
+
+
+class ReleaseResult(Lenient):
+    """How many of them were still held."""
+
+    released: int
+
+
+class Locate(Message):
+    """A worker asks where the objects of its own shards lie under a lease.
+
+    ``groups[i]`` and ``chunks[i]`` name the object i asked for; ``keys`` are the keys of chunks
+    ``first_chunk .. hit_chunks - 1`` so that any boot can restore the hold. ``words``, if given, are the commit words of
+    an earlier answer: an object whose word changed counts as lost.
+    """
+
+    lease: U64
+    request: Name
+    hit_chunks: Annotated[int, Field(ge=1, le=MAX_KEYS)]
+    keys: Keys
+    groups: Annotated[list[GroupIndex], Field(max_length=MAX_ITEMS)]
+    chunks: Annotated[list[U32], Field(max_length=MAX_ITEMS)]
+    words: Annotated[list[U64], Field(max_length=MAX_ITEMS)] = []
+
+    @model_validator(mode="after")
+    def _check(self) -> Locate:
+        _whole_keys(self.keys, "keys")
+        if len(self.keys) != self.hit_chunks * KEY_BYTES:
+            raise ValueError(f"'keys' holds {len(self.keys) // KEY_BYTES} keys for {self.hit_chunks} chunks")
+        if len(self.groups) != len(self.chunks):
+            raise ValueError("'groups' and 'chunks' differ in length")
+        if self.words and len(self.words) != len(self.groups):
+            raise ValueError("'words' and 'groups' differ in length")
+        if self.chunks and max(self.chunks) >= self.hit_chunks:
+            raise ValueError(f"chunk {max(self.chunks)} lies beyond the hit of {self.hit_chunks} chunks")
+        return self
+
+
+class LocateResult(Lenient):
+    """One entry per object asked for, in order; ``runs`` holds ``run_counts[i]`` pairs for object i.
+
+    ``lease`` is the lease to release afterwards: another one than asked for if the hold had to be restored.
+    """
+
+    lease: int
+    segments: list[int]
+    words: list[int]
+    lengths: list[int]
+    checksums: list[int]
+    run_counts: list[int]
+    runs: bytes
+
+
+# --- reserve, commit, abort -----------------------------------------------------------------------------------------
+
+
+class Reserve(Message):
+    """A worker asks for memory for objects of its own shards; columns are of equal length."""
+
+    groups: Annotated[list[GroupIndex], Field(max_length=MAX_ITEMS)]
+    chunks: Annotated[list[U32], Field(max_length=MAX_ITEMS)]
+    keys: Keys
+    parents: Keys
+    lengths: Annotated[list[Annotated[int, Field(ge=1, le=2**40)]], Field(max_length=MAX_ITEMS)]
+    salt: Annotated[bytes, Field(max_length=16)] = b""
+
+    @model_validator(mode="after")
+    def _check(self) -> Reserve:
+        count = len(self.groups)
+        if len(self.chunks) != count or len(self.lengths) != count:
+            raise ValueError("'groups', 'chunks' and 'lengths' differ in length")
+        if len(self.keys) != count * KEY_BYTES or len(self.parents) != count * KEY_BYTES:
+            raise ValueError(f"'keys' and 'parents' must hold {count} keys of {KEY_BYTES} bytes each")
+        return self
+
+
+class ReserveResult(Lenient):
+    """One grant per object asked for; the other columns hold 0 (and no runs) where nothing was granted."""
+
+    grants: list[int]
+    reservations: list[int]
+    segments: list[int]
+    words: list[int]
+    run_counts: list[int]
+    runs: bytes
+
+
+class Commit(Message):
+    """The copies of these reservations are complete and fenced."""
+
+    reservations: Annotated[list[U64], Field(max_length=MAX_ITEMS)]
+    checksums: Annotated[list[U64], Field(max_length=MAX_ITEMS)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Commit:
+        if len(self.reservations) != len(self.checksums):
+            raise ValueError("'reservations' and 'checksums' differ in length")
+        return self
+
+
+class CommitResult(Lenient):
+    """``refused`` had ended before this commit: their objects are not in the cache."""
+
+    committed: int
+    refused: list[int] = []
+
+
+class Abort(Message):
+    """The copies of these reservations have stopped and will not be committed."""
+
+    reservations: Annotated[list[U64], Field(max_length=MAX_ITEMS)]
+
+
+class AbortResult(Lenient):
+    """How many of them were still held."""
+
+    aborted: int
+
+
+# --- loads, bye, admin ------------------------------------------------------------------------------------------------
+
+
+class FailedLoad(Message):
+    """One object that a worker located but could not use."""
+
+    group: GroupIndex
+    chunk: U32
+    key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    word: U64
+    cause: LoadFailure
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cause_by_value(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("cause"), str):
+            try:
+                return {**data, "cause": LoadFailure(data["cause"])}
+            except ValueError:
+                return data
+        return data
+
+
+class Loads(Message):
+    """A worker reports a finished load: exactly once, failed or not."""
+
+    lease: U64
+    request: Name
+    objects: Annotated[int, Field(ge=0)]
+    bytes_loaded: Annotated[int, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0)]
+    failed: Annotated[list[FailedLoad], Field(max_length=MAX_ITEMS)] = []
+
+
+class Empty(Message):
+    """No arguments."""
+
+
+class Done(Lenient):
+    """Nothing more to say."""
+
+
+class Ping(Lenient):
+    """The loop is alive."""
+
+    uptime_seconds: float
+    phase: str
+
+
+class Clear(Message):
+    """Forgets every object of a namespace, or of all of them. Durable before it is acknowledged."""
+
+    namespace: Annotated[str, Field(max_length=64)] = ""
+    requested_by: Name = "unknown"
+
+
+class ClearResult(Lenient):
+    """What the clear removed, and what stays in memory until its readers are done."""
+
+    epoch: int
+    removed_objects: int
+    removed_bytes: int
+    held_bytes: int
+
+
+class SetTtl(Message):
+    """Changes a TTL at run time, for all namespaces or one. Durable before it is acknowledged."""
+
+    name: Annotated[str, Field(pattern="^(read_lease|write|session)_ttl_seconds$")]
+    value_seconds: Annotated[float, Field(gt=0, le=10_000_000)]
+    namespace: Annotated[str, Field(max_length=64)] = ""
+    requested_by: Name = "unknown"
+
+
+class SetTtlResult(Lenient):
+    """The value before and after."""
+
+    before_seconds: float
+    after_seconds: float
+
+
+REQUESTS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "attach": Attach,
+    "register": Register,
+    "heartbeat": Heartbeat,
+    "lookup": Lookup,
+    "locate": Locate,
+    "release": Release,
+    "reserve": Reserve,
+    "commit": Commit,
+    "abort": Abort,
+    "loads": Loads,
+    "bye": Empty,
+    "status": Empty,
+    "ping": Empty,
+    "clear": Clear,
+    "set_ttl": SetTtl,
+}
+"""Every operation of this protocol version."""
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def parse(model: type[_M], values: dict[str, Any]) -> _M:
+    """``values`` as ``model``.
+
+    Raises:
+        InvalidField: one sentence that names the field, its value and what is wrong with it.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "args"
+        shown = repr(first.get("input"))
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise InvalidField(f"The field '{field}' is {shown}: {first['msg']}.", field=field) from None

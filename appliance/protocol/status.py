@@ -1,0 +1,195 @@
+"""The daemon's account of itself: the result of ``status``, read by the web process, the CLI and the metrics.
+
+Ages and remaining times are in seconds, measured by the daemon's clocks when the document was made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.protocol.messages import Difference, Lenient
+
+
+class Gate(Lenient):
+    """One condition of readiness; ``reason`` says in a sentence why it is open or closed."""
+
+    name: str
+    open: bool
+    reason: str
+
+
+class LoopStatus(Lenient):
+    """One background loop: when it last went round, and what it survived."""
+
+    name: str
+    idle_seconds: float
+    errors: int
+    last_error: str = ""
+
+
+class L1Status(Lenient):
+    """The arena's bytes.
+
+    ``free + occupied + reserved + limbo + draining == populated`` always holds. ``leased`` and ``pinned`` are parts of
+    ``occupied``; ``draining`` was removed from the index and waits for its last reader.
+    """
+
+    capacity_bytes: int
+    populated_bytes: int
+    free_bytes: int
+    occupied_bytes: int
+    reserved_bytes: int
+    limbo_bytes: int
+    draining_bytes: int
+    leased_bytes: int
+    pinned_bytes: int
+    objects: int
+    chunks: int
+    extent_bytes: int
+    segments: int
+    watermark_bytes: int
+    policy: str
+    arena_dir: str
+
+
+class GroupUsage(Lenient):
+    """What one object group of one namespace occupies; ``bytes`` is in whole extents, as in the arena."""
+
+    namespace: str
+    model: str
+    group: int
+    name: str
+    kind: str
+    shards: int
+    replicas: int
+    objects: int
+    bytes: int
+    leased_bytes: int
+    reserved_bytes: int
+
+
+class NamespaceStatus(Lenient):
+    """One fingerprint and the engines that have it."""
+
+    namespace: str
+    model: str
+    chunk_tokens: int
+    engines: list[str]
+    chunks: int
+    bytes: int
+    read_lease_ttl_seconds: float
+    write_ttl_seconds: float
+    session_ttl_seconds: float
+    fields: dict[str, Any]
+
+
+class Refusal(Lenient):
+    """Two namespaces of one model that do not share, and why; ``lookups`` would have hit across."""
+
+    model: str
+    engine_id: str
+    namespace: str
+    other_namespace: str
+    other_engines: list[str]
+    differences: list[Difference]
+    lookups: int
+
+
+class EngineStatus(Lenient):
+    """One serving instance."""
+
+    engine_id: str
+    state: str
+    reason: str
+    model: str
+    namespace: str
+    chunk_tokens: int
+    block_tokens: list[int]
+    world_size: int
+    ranks_attached: list[int]
+    host: str
+    pid: int
+    client: str
+    heartbeat_age_seconds: float
+    lookups: int
+    asked_tokens: int
+    hit_tokens: int
+    loads: int
+    load_failures: int
+    bytes_loaded: int
+    bytes_stored: int
+    objects_stored: int
+    leases: int
+    reserved_bytes: int
+    limbo_bytes: int
+    notices: list[str]
+
+
+class LeaseStatus(Lenient):
+    """One read hold."""
+
+    lease: int
+    engine_id: str
+    request: str
+    namespace: str
+    chunks: int
+    objects: int
+    bytes: int
+    age_seconds: float
+    remaining_seconds: float
+    renewals: int
+
+
+class LeaseEndStatus(Lenient):
+    """A lease that ended lately."""
+
+    lease: int
+    engine_id: str
+    request: str
+    namespace: str
+    cause: str
+    chunks: int
+    bytes: int
+    age_seconds: float
+    ended_ago_seconds: float
+
+
+class CatalogStatus(Lenient):
+    """The catalog writer's health."""
+
+    state: str
+    reason: str
+    path: str
+    queued: int
+    written: int
+    dropped: int
+    last_commit_age_seconds: float | None = None
+
+
+class DaemonStatus(Lenient):
+    """Everything at one moment."""
+
+    version: str
+    boot: str
+    phase: str
+    ready: bool
+    uptime_seconds: float
+    started_unix: float
+    gates: list[Gate]
+    l1: L1Status
+    groups: list[GroupUsage]
+    namespaces: list[NamespaceStatus]
+    refusals: list[Refusal]
+    engines: list[EngineStatus]
+    leases: list[LeaseStatus]
+    leases_total: int
+    lease_ends: list[LeaseEndStatus]
+    lease_end_causes: dict[str, int]
+    reservation_end_causes: dict[str, int]
+    evictions: dict[str, int]
+    evicted_bytes: dict[str, int]
+    miss_reasons: dict[str, int]
+    counters: dict[str, int]
+    catalog: CatalogStatus
+    loops: list[LoopStatus]
+    settings: dict[str, Any]
