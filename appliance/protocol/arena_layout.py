@@ -7,8 +7,8 @@
     <------------------------- tables: mapped read-only --------------------------><-- data: read-write -->
 
 Header, tables and data of a segment are one file, so that a generation can never be separated from its bytes. An object
-lies within one segment; its head record is the record of its first extent, its further extents follow in the link
-table. The commit word of a record is ``generation << 1 | committed``: one aligned 8-byte store both clears and bumps.
+lies within one segment, in one or more runs of neighbouring extents; its head record is the record of its first extent.
+The link of a run's first extent holds the run's length and the first extent of the next run. The commit word of a record is ``generation << 1 | committed``: one aligned 8-byte store both clears and bumps.
 
 All integers are little-endian. Sizes are in bytes.
 """
@@ -29,7 +29,7 @@ EPOCH_TABLE_BYTES: Final = 64 * 1024
 DATA_ALIGNMENT: Final = 2 * 1024 * 1024
 MIN_EXTENT_BYTES: Final = 4096
 RECORD_BYTES: Final = 192
-LINK_BYTES: Final = 4
+LINK_BYTES: Final = 8
 NO_LINK: Final = 0xFFFF_FFFF
 
 HEADER = np.dtype(
@@ -123,8 +123,13 @@ RECORD = np.dtype(
 )
 """The head record of an object. ``crc`` is the CRC-32 of bytes 8 to 160, so that a torn record is seen at a restart."""
 
+LINK = np.dtype([("count", "<u4"), ("next", "<u4")])
+"""Written for the first extent of a run only: extents in the run, first extent of the next run or ``NO_LINK``."""
+
 CRC_BEGIN: Final = 8
 CRC_END: Final = 160
+
+STATE_OFFSET: Final = 152
 
 STATE_FREE: Final = 0
 STATE_WRITING: Final = 1

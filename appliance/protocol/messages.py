@@ -85,7 +85,7 @@ class LoadFailure(StrEnum):
 class Hello(Message):
     """Opens a session. Any boot; the session id is the client's own random 16 bytes."""
 
-    role: Role
+    role: Annotated[Role, Field(strict=False)]
     protocol: int
     client: Name
     engine_id: Annotated[str, Field(max_length=256)] = ""
@@ -100,6 +100,7 @@ class HelloResult(Lenient):
     protocol: int
     heartbeat_seconds: float
     session_ttl_seconds: float
+    arena_dir: str
 
 
 class SegmentInfo(Lenient):
@@ -117,23 +118,13 @@ class GroupFacts(Message):
 
     index: GroupIndex
     name: Name
-    kind: GroupKind
+    kind: Annotated[GroupKind, Field(strict=False)]
     block_tokens: Annotated[int, Field(ge=1)]
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
     replicas: Annotated[int, Field(ge=1)]
     context_shards: Annotated[int, Field(ge=1)] = 1
     window_tokens: Annotated[int, Field(ge=0)] = 0
     facts: dict[str, Any]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_by_value(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("kind"), str):
-            try:
-                return {**data, "kind": GroupKind(data["kind"])}
-            except ValueError:
-                return data
-        return data
 
     def group(self) -> ObjectGroup:
         """The geometry of this group."""
@@ -177,8 +168,13 @@ class AttachResult(Lenient):
 
 
 class Register(Message):
-    """The scheduler describes the engine; the namespace is settled once all ranks have attached and agree."""
+    """The scheduler describes the engine; the namespace is settled once all ranks have attached and agree.
 
+    ``attach_id``, if not 0, names a lock file that the scheduler's process holds, so that its death ends its leases at
+    once. ``snapshots`` is "chosen" where the engine can be asked for snapshots at boundaries, else why not.
+    """
+
+    attach_id: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     world_size: Annotated[int, Field(ge=1)]
     facts: dict[str, Any]
     groups: Annotated[list[GroupFacts], Field(min_length=1, max_length=MAX_GROUPS)]
@@ -419,17 +415,7 @@ class FailedLoad(Message):
     chunk: U32
     key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     word: U64
-    cause: LoadFailure
-
-    @model_validator(mode="before")
-    @classmethod
-    def _cause_by_value(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("cause"), str):
-            try:
-                return {**data, "cause": LoadFailure(data["cause"])}
-            except ValueError:
-                return data
-        return data
+    cause: Annotated[LoadFailure, Field(strict=False)]
 
 
 class Loads(Message):

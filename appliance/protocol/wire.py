@@ -144,7 +144,6 @@ def _unpack(body: bytes | memoryview) -> dict[str, Any]:
             raw=False,
             strict_map_key=False,
             use_list=True,
-            max_buffer_size=MAX_CONTROL_BYTES,
             max_ext_len=0,
         )
     except Exception as error:

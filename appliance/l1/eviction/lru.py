@@ -1,0 +1,101 @@
+"""Least recently used, as a log: a touch appends, an eviction reads from the old end.
+
+A touch of a whole prompt is one array append; an entry's older log records become stale and are skipped when they are
+met. The log is compacted when more than half of it is stale, so its memory follows the number of live entries.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.l1.index import NamespaceIndex
+
+_SLOT_SHIFT = 40
+_ENTRY_MASK = (1 << _SLOT_SHIFT) - 1
+_FIRST_CAPACITY = 1024
+_LOOKS = 4096
+"""Candidates looked at in one go: what is held is met once and then stands at the new end of the log."""
+
+
+class LeastRecentlyUsed:
+    """Exact LRU over entries of all namespaces."""
+
+    name: ClassVar[str] = "LRU"
+
+    def __init__(self) -> None:
+        self._log: NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._log_stamps: NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._head = 0
+        self._tail = 0
+        self._next_stamp = 1
+        self._stamps: dict[int, NDArray[np.int64]] = {}
+        self._demoted: deque[tuple[int, int]] = deque()
+
+    def add_namespace(self, index: NamespaceIndex) -> None:
+        """See :class:`EvictionPolicy`."""
+        self._stamps[index.slot] = np.zeros(len(index.present.array), dtype=np.int64)
+
+    def touched(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
+        """See :class:`EvictionPolicy`."""
+        self._append(index.slot, entries)
+
+    def demoted(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
+        """See :class:`EvictionPolicy`."""
+        self._demoted.extend((index.slot, int(entry)) for entry in entries)
+
+    def removed(self, index: NamespaceIndex, entry: int) -> None:
+        """See :class:`EvictionPolicy`."""
+        self._stamps[index.slot][entry] = 0
+
+    def candidates(self) -> Iterator[tuple[int, int]]:
+        """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
+        while self._demoted:
+            yield self._demoted.popleft()
+        for _ in range(_LOOKS):
+            found = self._pop_oldest()
+            if found is None:
+                return
+            slot, entry = found
+            self._append(slot, np.array([entry], dtype=np.int64))
+            yield slot, entry
+
+    def _pop_oldest(self) -> tuple[int, int] | None:
+        while self._head < self._tail:
+            packed, stamp = int(self._log[self._head]), int(self._log_stamps[self._head])
+            self._head += 1
+            slot, entry = packed >> _SLOT_SHIFT, packed & _ENTRY_MASK
+            if self._stamps[slot][entry] == stamp:
+                return slot, entry
+        return None
+
+    def _append(self, slot: int, entries: NDArray[np.int64]) -> None:
+        count = len(entries)
+        if self._tail + count > len(self._log):
+            self._compact(count)
+        begin, end = self._tail, self._tail + count
+        self._log[begin:end] = entries | (slot << _SLOT_SHIFT)
+        stamps = np.arange(self._next_stamp, self._next_stamp + count)
+        self._log_stamps[begin:end] = stamps
+        self._stamps[slot][entries] = stamps
+        self._next_stamp += count
+        self._tail = end
+
+    def _compact(self, extra: int) -> None:
+        """Drop stale records; make the log longer where that is not enough."""
+        log, stamps = self._log[self._head : self._tail], self._log_stamps[self._head : self._tail]
+        live = np.zeros(len(log), dtype=np.bool_)
+        slots = log >> _SLOT_SHIFT
+        for slot, current in self._stamps.items():
+            of_slot = np.flatnonzero(slots == slot)
+            live[of_slot] = current[log[of_slot] & _ENTRY_MASK] == stamps[of_slot]
+        kept = int(np.count_nonzero(live))
+        capacity = max(_FIRST_CAPACITY, 2 * (kept + extra))
+        new_log, new_stamps = np.zeros(capacity, dtype=np.int64), np.zeros(capacity, dtype=np.int64)
+        new_log[:kept], new_stamps[:kept] = log[live], stamps[live]
+        self._log, self._log_stamps = new_log, new_stamps
+        self._head, self._tail = 0, kept

@@ -1,0 +1,311 @@
+"""The store: what is in the arena, under which key, and what goes when room is wanted.
+
+The one owner of every transition that touches both the arena and an index, so that they cannot disagree: each method
+leaves both in step, with the file written before it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.geometry import ObjectGroup
+from appliance.l1.arena import Arena
+from appliance.l1.eviction import EvictionPolicy
+from appliance.l1.index import NamespaceIndex
+from appliance.l1.removals import Ghosts, Removal
+from appliance.l1.segment import HeadRecord
+from appliance.l1.space import Placement
+from appliance.protocol.arena_layout import STATE_COMMITTED, STATE_WRITING
+from appliance.protocol.messages import Grant
+
+Entries = NDArray[np.int64]
+_MAX_DEMOTED = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One object that a writer wants to store."""
+
+    key: bytes
+    parent: bytes
+    chunk_index: int
+    group: int
+    shard: int
+    length: int
+    salt: bytes
+    attach_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A granted reservation as the store knows it."""
+
+    index: NamespaceIndex
+    row: int
+    record: HeadRecord
+    placement: Placement
+
+    @property
+    def extents(self) -> int:
+        """Extents it holds."""
+        return self.record.extent_count
+
+
+class StoreObserver(Protocol):
+    """Told what entered and left the cache; must return at once."""
+
+    def stored(self, reserved: Reserved, record: HeadRecord) -> None:
+        """An object can be found now."""
+
+    def removed(self, index: NamespaceIndex, row: int, group: int, cause: Removal, extents: int) -> None:
+        """An entry cannot be found any more."""
+
+
+class Store:
+    """All namespaces in one arena. ``clock`` gives seconds that never run while the daemon is stopped."""
+
+    def __init__(
+        self, arena: Arena, policy: EvictionPolicy, observer: StoreObserver, clock: Callable[[], float]
+    ) -> None:
+        self.arena = arena
+        self.policy = policy
+        self.observer = observer
+        self.ghosts = Ghosts()
+        self.namespaces: dict[str, NamespaceIndex] = {}
+        self.by_slot: list[NamespaceIndex] = []
+        self.incomplete_grace_seconds = 600.0
+        self._clock = clock
+        self._incomplete: dict[tuple[int, int], float] = {}
+
+    def namespace(
+        self, namespace: str, model: str, groups: Sequence[ObjectGroup], chunk_tokens: int
+    ) -> NamespaceIndex:
+        """The index of a namespace, made when it is first named."""
+        index = self.namespaces.get(namespace)
+        if index is None:
+            slot = len(self.by_slot)
+            index = NamespaceIndex(
+                slot, bytes.fromhex(namespace), model, groups, chunk_tokens, self.arena.extent_count
+            )
+            self.namespaces[namespace] = index
+            self.by_slot.append(index)
+            self.policy.add_namespace(index)
+        return index
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def reserve(self, index: NamespaceIndex, wanted: Wanted) -> tuple[Grant, Reserved | None]:
+        """Memory for one object, unless it exists, is being written, or no room can be made."""
+        row = index.find(wanted.key)
+        bit = 1 << wanted.shard
+        if row >= 0:
+            entry = index.entry(row, wanted.group)
+            if index.present.view[entry] & bit:
+                return Grant.EXISTS, None
+            if (index.pending.view[entry] | index.doomed.view[entry]) & bit:
+                return Grant.PENDING, None
+        record = self._record_of(index, wanted)
+        if not self.make_room(record.extent_count):
+            return Grant.OUT_OF_SPACE, None
+        placement = self.arena.reserve(record)
+        assert placement is not None, "room was made and yet there is none"
+        row = index.ensure_row(wanted.key, wanted.parent, wanted.chunk_index)
+        index.set_pending(row, wanted.group, wanted.shard, record.extent_count)
+        return Grant.GRANTED, Reserved(index, row, record, placement)
+
+    def _record_of(self, index: NamespaceIndex, wanted: Wanted) -> HeadRecord:
+        return HeadRecord(
+            key=wanted.key,
+            parent=wanted.parent,
+            namespace=index.namespace,
+            salt=wanted.salt,
+            length=wanted.length,
+            checksum=0,
+            attach_id=wanted.attach_id,
+            stored_unix_ms=time.time_ns() // 1_000_000,
+            clear_epoch=self.arena.clear_epoch_of(index.namespace),
+            extent_count=self.arena.extents_of(wanted.length),
+            chunk_index=wanted.chunk_index,
+            group=wanted.group,
+            shard=wanted.shard,
+            state=STATE_WRITING,
+        )
+
+    def commit(self, reserved: Reserved, checksum: int) -> None:
+        """The writer's bytes are in place: the object can be found from now on."""
+        index, row, record = reserved.index, reserved.row, reserved.record
+        committed = HeadRecord(
+            key=record.key,
+            parent=record.parent,
+            namespace=record.namespace,
+            salt=record.salt,
+            length=record.length,
+            checksum=checksum,
+            attach_id=record.attach_id,
+            stored_unix_ms=record.stored_unix_ms,
+            clear_epoch=record.clear_epoch,
+            extent_count=record.extent_count,
+            chunk_index=record.chunk_index,
+            group=record.group,
+            shard=record.shard,
+            state=STATE_COMMITTED,
+        )
+        self.arena.commit(reserved.placement.address, committed)
+        index.end_pending(row, record.group, record.shard, record.extent_count)
+        now = int(self._clock())
+        index.set_present(
+            row, record.group, record.shard, reserved.placement.address, record.extent_count, now
+        )
+        where = index.slot, index.entry(row, record.group)
+        if index.is_full(row, record.group):
+            self._incomplete.pop(where, None)
+        else:
+            self._incomplete.setdefault(where, self._clock())
+        self.observer.stored(reserved, committed)
+
+    def end_reservation(self, reserved: Reserved, cause: Removal, *, writer_stopped: bool) -> None:
+        """A reservation ends without an object: its key is free now, its memory once the writer has stopped."""
+        index, row, record = reserved.index, reserved.row, reserved.record
+        index.end_pending(row, record.group, record.shard, record.extent_count)
+        address = reserved.placement.address
+        if writer_stopped:
+            self.arena.free(address)
+        else:
+            self.arena.to_limbo(address, record.attach_id)
+        entry = index.entry(row, record.group)
+        if not index.present.view[entry]:
+            index.removal.view[entry] = cause
+        self._recycle(index, row, cause)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def hold(self, index: NamespaceIndex, entries: Entries) -> None:
+        """A lease takes these distinct entries."""
+        index.hold(entries)
+
+    def unhold(self, index: NamespaceIndex, entries: Entries) -> None:
+        """A lease lets go; what was removed meanwhile and nobody else holds is freed."""
+        freed = index.unhold(entries)
+        for entry in freed[index.doomed.array[freed] != 0]:
+            row, group = divmod(int(entry), index.group_count)
+            for address in index.take_doomed(row, group):
+                self.arena.free(address)
+            self._recycle(index, row, Removal.CLEARED)
+        self.touch(index, freed[index.present.array[freed] != 0])
+
+    def touch(self, index: NamespaceIndex, entries: Entries) -> None:
+        """Entries were used, the first to go first."""
+        if len(entries):
+            index.used_at.array[entries] = int(self._clock())
+            self.policy.touched(index, entries)
+
+    def touch_chain(self, index: NamespaceIndex, row: int, also: Entries) -> None:
+        """Stamp ``also`` and then the attention chunks from ``row`` back to the first: deep chunks go first."""
+        chain = []
+        while row >= 0:
+            chain.append(row)
+            row = index.parent_of(row)
+        rows = np.array(chain, dtype=np.int64)[:, None] * index.group_count
+        attention = (rows + np.array(index.attention, dtype=np.int64)[None, :]).ravel()
+        entries = np.concatenate((also[~np.isin(also, attention)], attention))
+        self.touch(index, entries[index.present.array[entries] != 0])
+
+    # --- removing ------------------------------------------------------------------------------------------------
+
+    def make_room(self, extents: int) -> bool:
+        """Evict until one segment has so many free extents; ``False`` if that cannot be had now."""
+        if self.arena.has_room(extents):
+            return True
+        if not self.arena.could_ever_hold(extents):
+            return False
+        for slot, entry in self._overdue_incomplete():
+            self._evict(self.by_slot[slot], entry, Removal.STRANDED)
+            if self.arena.has_room(extents):
+                return True
+        for slot, entry in self.policy.candidates():
+            if self._evict(self.by_slot[slot], entry, Removal.EVICTED) and self.arena.has_room(extents):
+                return True
+        return False
+
+    def evict_down_to(self, occupied_bytes: int, *, at_most: int) -> int:
+        """Evict in the background until no more than so many bytes are occupied; returns entries evicted."""
+        evicted = 0
+        if self.arena.account().occupied <= occupied_bytes:
+            return 0
+        for slot, entry in self.policy.candidates():
+            evicted += self._evict(self.by_slot[slot], entry, Removal.EVICTED)
+            if evicted >= at_most or self.arena.account().occupied <= occupied_bytes:
+                break
+        return evicted
+
+    def remove(self, index: NamespaceIndex, row: int, group: int, cause: Removal) -> int:
+        """Take one entry out of the cache, held or not; returns its extents."""
+        entry = index.entry(row, group)
+        if not index.present.view[entry]:
+            return 0
+        extents: int = index.extents.view[entry]
+        held = index.holds.view[entry] > 0
+        for address in index.take_present(row, group, cause):
+            if held:
+                self.arena.to_draining(address)
+            else:
+                self.arena.free(address)
+        self.policy.removed(index, entry)
+        self._incomplete.pop((index.slot, entry), None)
+        self.observer.removed(index, row, group, cause, extents)
+        return extents
+
+    def clear(self, namespace: str | None) -> tuple[int, int, int]:
+        """Forget every object of a namespace, or of all.
+
+        The epoch is in the header first. Returns the epoch, objects and extents removed. Reservations must have been
+        ended by the caller.
+        """
+        epoch = self.arena.raise_clear_epoch(None if namespace is None else bytes.fromhex(namespace))
+        indexes = list(self.namespaces.values()) if namespace is None else [self.namespaces[namespace]]
+        objects = extents = 0
+        for index in indexes:
+            for row in list(index.rows()):
+                for group in range(index.group_count):
+                    objects += index.present.view[index.entry(row, group)].bit_count()
+                    extents += self.remove(index, row, group, Removal.CLEARED)
+                index.unmap(row)
+                index.recycle_if_empty(row)
+        return epoch, objects, extents
+
+    def _overdue_incomplete(self) -> list[tuple[int, int]]:
+        """Sets that lack a shard for longer than a writer may take: nobody can hit them."""
+        limit = self._clock() - self.incomplete_grace_seconds
+        return [where for where, since in self._incomplete.items() if since <= limit]
+
+    def _evict(self, index: NamespaceIndex, entry: int, cause: Removal) -> bool:
+        view = index.present.view[entry]
+        if not view or index.holds.view[entry] or index.pins.view[entry] or index.pending.view[entry]:
+            return False
+        row, group = divmod(entry, index.group_count)
+        if group in index.attention and cause is Removal.EVICTED:
+            self._demote_what_needs(index, row)
+        self.remove(index, row, group, cause)
+        self._recycle(index, row, cause)
+        return True
+
+    def _demote_what_needs(self, index: NamespaceIndex, row: int) -> None:
+        """Without this chunk's attention nothing at or behind its boundary can be hit."""
+        demoted: list[int] = []
+        for other in [row, *index.descendants(row)]:
+            begin = index.entry(other, 0)
+            demoted.extend(e for e in range(begin, begin + index.group_count) if index.present.view[e])
+            if len(demoted) > _MAX_DEMOTED:
+                break
+        self.policy.demoted(index, np.array(demoted, dtype=np.int64))
+
+    def _recycle(self, index: NamespaceIndex, row: int, cause: Removal) -> None:
+        key = index.key_of(row)
+        if index.recycle_if_empty(row):
+            self.ghosts.remember(index.slot, key, cause)

@@ -1,0 +1,57 @@
+"""Proof of death: each attached process holds a POSIX record lock on a file of its own beside the arena.
+
+The lock is held while its process is stopped, is released by its death even with forked children alive, and is visible
+across pid namespaces. A process that *misses heartbeats* is suspect, never dead; only the lock proves death.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from appliance.protocol.arena_layout import lock_name
+
+# struct flock on 64-bit Linux: type, whence, start, length, pid (with the padding the ABI has).
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+def is_alive(directory: Path, attach_id: int) -> bool:
+    """Whether some process holds the lock of ``attach_id``. An unreadable file counts as alive: never guess death."""
+    try:
+        descriptor = os.open(directory / lock_name(attach_id), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        probe = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, probe)
+        kind: int = _FLOCK.unpack(answer)[0]
+        return kind != fcntl.F_UNLCK
+    finally:
+        os.close(descriptor)
+
+
+def forget(directory: Path, attach_id: int) -> None:
+    """Remove the lock file of a process that is proven dead or has said goodbye."""
+    (directory / lock_name(attach_id)).unlink(missing_ok=True)
+
+
+def take_lock(path: Path) -> int | None:
+    """Create and lock a file for this process; ``None`` if another process holds it.
+
+    The descriptor must stay open, and the file must not be opened and closed a second time by this process: that would
+    drop the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return None
+        raise
+    return descriptor

@@ -1,0 +1,74 @@
+"""Ping, status, clear, TTLs: what an admin client asks."""
+
+from __future__ import annotations
+
+import time
+
+from appliance.catalog.events import ClearRecorded, SettingChanged
+from appliance.errors import InvalidField, NotFound
+from appliance.protocol.messages import Clear, ClearResult, Ping, Role, SetTtl, SetTtlResult
+from appliance.reservations import ReservationState
+from appliance.server.answers import Answer, Durable
+from appliance.server.core import Core, require_role
+from appliance.sessions import Session
+
+
+def ping(core: Core) -> Answer:
+    """The loop answers."""
+    return Answer(Ping(uptime_seconds=time.monotonic() - core.started_monotonic, phase=core.phase.value))
+
+
+def clear(core: Core, session: Session, args: Clear) -> Durable:
+    """Forget objects: reservations first, so that no commit under way can undo it; the epoch before the objects."""
+    require_role(session, Role.ADMIN)
+    if args.namespace and args.namespace not in core.store.namespaces:
+        raise NotFound(
+            f"The namespace '{args.namespace}' is not known.", remedy="List them with `curl …/api/v1/status`."
+        )
+    index = core.store.namespaces[args.namespace] if args.namespace else None
+    core.reservations.end_namespace(index, ReservationState.CLEARED)
+    epoch, objects, extents = core.store.clear(args.namespace or None)
+    extent_bytes = core.arena.extent_bytes
+    result = ClearResult(
+        epoch=epoch,
+        removed_objects=objects,
+        removed_bytes=extents * extent_bytes,
+        held_bytes=core.arena.account().draining,
+    )
+    row = ClearRecorded(
+        epoch=epoch,
+        scope="namespace" if args.namespace else "all",
+        namespace=args.namespace,
+        requested_by=args.requested_by,
+        cleared_unix=time.time(),
+        removed_objects=objects,
+        removed_bytes=extents * extent_bytes,
+    )
+    return Durable(result, row)
+
+
+def set_ttl(core: Core, session: Session, args: SetTtl) -> Durable:
+    """Change a TTL: it holds for new leases and for the next renewal of old ones."""
+    require_role(session, Role.ADMIN)
+    if args.namespace and args.namespace not in core.store.namespaces:
+        raise NotFound(f"The namespace '{args.namespace}' is not known.", field="namespace")
+    if args.name == "session_ttl_seconds" and args.value_seconds < 3 * core.settings.heartbeat_seconds:
+        raise InvalidField(
+            f"The field 'value_seconds' is {args.value_seconds:g}; a session TTL under three heartbeats "
+            f"({3 * core.settings.heartbeat_seconds:g} s) would end live sessions.",
+            field="value_seconds",
+        )
+    before = core.ttls.set(args.name, args.value_seconds, args.namespace)
+    core.store.incomplete_grace_seconds = core.ttls.write_ttl_seconds
+    row = SettingChanged(args.name, args.namespace, args.value_seconds, time.time(), args.requested_by)
+    return Durable(
+        SetTtlResult(before_seconds=before, after_seconds=args.value_seconds),
+        row,
+        undo=lambda: _restore(core, args, before),
+    )
+
+
+def _restore(core: Core, args: SetTtl, before: float) -> None:
+    """The change could not be made durable, so it does not hold."""
+    core.ttls.set(args.name, before, args.namespace)
+    core.store.incomplete_grace_seconds = core.ttls.write_ttl_seconds
