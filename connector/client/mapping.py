@@ -1,0 +1,116 @@
+"""The arena as this process maps it: tables read-only, data read-write."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from appliance.errors import ArenaUnreachable
+from appliance.protocol import arena_layout as layout
+from appliance.protocol.messages import SegmentInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSegment:
+    """One segment's addresses in this process; the mappings live as long as this object."""
+
+    segment: int
+    nonce: bytes
+    extent_bytes: int
+    extent_count: int
+    data_address: int
+    _tables_address: int
+    _shape: layout.SegmentLayout
+    _tables: mmap.mmap
+    _data: mmap.mmap
+
+    def word_address(self, extent: int) -> int:
+        """Where the commit word of the object that begins at ``extent`` lies."""
+        return self._tables_address + self._shape.record_offset(extent)
+
+
+def map_segment(info: SegmentInfo, arena_dir: str | None) -> MappedSegment:
+    """Map one segment.
+
+    Raises:
+        ArenaUnreachable: if the file is not there, is another arena's, or cannot be mapped.
+    """
+    path = Path(info.path) if arena_dir is None else Path(arena_dir) / Path(info.path).name
+    shape = layout.SegmentLayout(info.extent_count, info.extent_bytes)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArenaUnreachable(
+            f"The arena segment {path} cannot be opened: {error.strerror}.",
+            remedy="Mount the daemon's --arena-dir here, or name its place with pagewarden.arena_dir.",
+        ) from error
+    try:
+        header = np.frombuffer(os.pread(descriptor, layout.HEADER_BYTES, 0), dtype=layout.HEADER)[0]
+        if bytes(header["magic"]) != layout.MAGIC or header["nonce"].tobytes() != info.nonce:
+            raise ArenaUnreachable(f"The file {path} is not the segment that the daemon means.")
+        if os.fstat(descriptor).st_size != shape.file_bytes:
+            raise ArenaUnreachable(f"The file {path} is not as large as the daemon says.")
+        tables = mmap.mmap(descriptor, shape.data_offset, mmap.MAP_SHARED, mmap.PROT_READ)
+        size = shape.file_bytes - shape.data_offset
+        data = mmap.mmap(
+            descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=shape.data_offset
+        )
+    except (OSError, IndexError, ValueError) as error:
+        raise ArenaUnreachable(f"The arena segment {path} cannot be mapped: {error}.") from error
+    finally:
+        os.close(descriptor)
+    return MappedSegment(
+        segment=info.segment,
+        nonce=info.nonce,
+        extent_bytes=info.extent_bytes,
+        extent_count=info.extent_count,
+        data_address=_address(data),
+        _tables_address=_address(tables),
+        _shape=shape,
+        _tables=tables,
+        _data=data,
+    )
+
+
+def _address(mapped: mmap.mmap) -> int:
+    view = np.frombuffer(mapped, dtype=np.uint8)
+    return int(view.__array_interface__["data"][0])
+
+
+class ArenaMapping:
+    """All segments of the arena of one boot; replaced as a whole when the daemon comes back with another arena."""
+
+    def __init__(self, arena_dir: str | None) -> None:
+        self._arena_dir = arena_dir
+        self._segments: dict[int, MappedSegment] = {}
+
+    @property
+    def known(self) -> int:
+        """Number of segments mapped."""
+        return len(self._segments)
+
+    def update(self, infos: list[SegmentInfo]) -> None:
+        """Map what is new; a segment that was replaced is mapped again.
+
+        Raises:
+            ArenaUnreachable: see :func:`map_segment`.
+        """
+        for info in infos:
+            mine = self._segments.get(info.segment)
+            if mine is None or mine.nonce != info.nonce:
+                self._segments[info.segment] = map_segment(info, self._arena_dir)
+
+    def segment(self, number: int) -> MappedSegment:
+        """A mapped segment.
+
+        Raises:
+            ArenaUnreachable: if the daemon named one that was never announced.
+        """
+        found = self._segments.get(number)
+        if found is None:
+            raise ArenaUnreachable(f"Segment {number} is not mapped yet; the next heartbeat brings it.")
+        return found
