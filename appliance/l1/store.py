@@ -196,7 +196,7 @@ class Store:
             row, group = divmod(int(entry), index.group_count)
             for address in index.take_doomed(row, group):
                 self.arena.free(address)
-            self._recycle(index, row, Removal.CLEARED)
+            self._recycle(index, row, Removal(index.removal.view[entry]))
         self.touch(index, freed[index.present.array[freed] != 0])
 
     def touch(self, index: NamespaceIndex, entries: Entries) -> None:
@@ -276,7 +276,7 @@ class Store:
                     objects += index.present.view[index.entry(row, group)].bit_count()
                     extents += self.remove(index, row, group, Removal.CLEARED)
                 index.unmap(row)
-                index.recycle_if_empty(row)
+                self._recycle(index, row, Removal.CLEARED)
         return epoch, objects, extents
 
     def _overdue_incomplete(self) -> list[tuple[int, int]]:
