@@ -55,6 +55,17 @@ def fill(engine: RemoteEngine, daemon: DaemonProcess, least: int = 8) -> list[in
     raise AssertionError("L1 never filled up")
 
 
+def found_again(engine: RemoteEngine, daemon: DaemonProcess) -> None:
+    """Wait until an engine serves with the daemon's present boot."""
+    boot = daemon.status().boot
+
+    def found() -> bool:
+        health = engine.ask(do="health")
+        return bool(health["ready"]) and set(health["boots"]) == {boot}
+
+    eventually(found, "the engine found the restarted daemon")
+
+
 def check_all(engine: RemoteEngine, numbers: list[int]) -> int:
     """Load every prompt that is still there and compare its bytes; returns how many were."""
     hits = 0
@@ -157,9 +168,7 @@ def test_the_daemon_killed_right_after_a_reserve_reply(
     daemon.start()
     status = daemon.status()
     assert status.l1.limbo_bytes == reserved, "what was being written must not be handed out"
-    eventually(
-        lambda: other.ask(do="health") == {"worker": "joined", "scheduler": "joined"}, "it found the daemon"
-    )
+    found_again(other, daemon)
     numbers = fill(other, daemon)
     assert daemon.status().l1.limbo_bytes == reserved
     late.resume()
@@ -182,9 +191,7 @@ def test_a_cold_start_under_a_live_mapping_is_detected_by_the_reader(
     reader.wait_stopped()
     daemon.kill()
     daemon.start()
-    eventually(
-        lambda: other.ask(do="health") == {"worker": "joined", "scheduler": "joined"}, "it found the daemon"
-    )
+    found_again(other, daemon)
     fill(other, daemon)
     reader.resume()
     loaded = reader.read()

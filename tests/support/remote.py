@@ -6,10 +6,10 @@ Run as a module it is the engine process; :class:`RemoteEngine` is the test's ha
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class StoppingCopy:
             return self._real.copy_spans_checksummed(spans, direction, object_count)
         at, self.stop_after_spans = self.stop_after_spans, None
         begin = self._real.copy_spans_checksummed(_part(spans, slice(None, at)), direction, object_count)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: it must not run on until another thread has taken the signal.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         end = self._real.copy_spans_checksummed(_part(spans, slice(at, None)), direction, object_count)
         return begin + end  # sums of parts add up modulo 2**64
 
@@ -191,7 +192,10 @@ def _serve_engine(engine: Engine, copy: StoppingCopy) -> None:
             engine.scheduler.release(found[request].lease)
             _say(ok=loaded.ok, exact=exact, reason=loaded.reason, failed_chunks=list(loaded.failed_chunks))
         elif command["do"] == "health":
-            _say(worker=engine.ranks[0].client.health.state, scheduler=engine.scheduler.health.state)
+            ranks = [rank.client.health for rank in engine.ranks]
+            settled = engine.scheduler.chunk_tokens is not None
+            healthy = settled and all(health.state == "joined" for health in ranks)
+            _say(ready=healthy, boots=[each.boot.hex() for each in (engine.scheduler.health, *ranks)])
 
 
 def _say(**answer: Any) -> None:

@@ -1,0 +1,89 @@
+"""The worker's half of the connector: copies between vLLM's pages and the arena, each reported exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from connector.client import SaveJob
+from connector.vllm.metadata import StepMetadata, WorkerReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from connector.client import WorkerClient
+
+logger = logging.getLogger("vllm.pagewarden")
+
+
+def device_mark(device: torch.device) -> Callable[[], None] | None:
+    """A wait for everything that this step has put on the device's stream; None where the CPU computes."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
+
+
+class WorkerSide:
+    """Passes jobs to the client's copy threads and its results to vLLM. Belongs to the worker's thread."""
+
+    def __init__(self, client: WorkerClient, device: torch.device) -> None:
+        self._client = client
+        self._device = device
+        self._loading: set[str] = set()
+        self._failed_at_once: set[str] = set()
+        self._report = WorkerReport()
+
+    def start_loads(self, metadata: StepMetadata) -> None:
+        """Begin this step's loads."""
+        for job in metadata.loads:
+            self._loading.add(job.request_id)
+            self._client.load(job)
+        self._failed_at_once.update(metadata.broken_loads)
+
+    def start_saves(self, metadata: StepMetadata) -> None:
+        """Begin this step's saves; on a device they wait, off this thread, for what the step has computed."""
+        if not metadata.saves:
+            return
+        ready = device_mark(self._device)
+        for order in metadata.saves:
+            self._client.save(SaveJob(order.job_id, order.items, order.salt, ready))
+
+    def finished_loads(self) -> tuple[set[str], set[str]]:
+        """Requests whose load ended since the last call, and those of them whose load failed.
+
+        A request id that vLLM does not expect ends the engine, so a result that nobody waits for is dropped.
+        """
+        finished, failed = self._failed_at_once, set(self._failed_at_once)
+        self._failed_at_once = set()
+        for result in self._client.finished_loads():
+            if result.request_id not in self._loading:
+                logger.error("Pagewarden has a second report of the load of request %s", result.request_id)
+                continue
+            self._loading.discard(result.request_id)
+            finished.add(result.request_id)
+            if not result.ok:
+                logger.warning("Pagewarden's load of request %s failed: %s", result.request_id, result.reason)
+                failed.add(result.request_id)
+                self._report.failed_chunks[result.request_id] = frozenset(result.failed_chunks)
+        return finished, failed
+
+    def take_report(self) -> WorkerReport | None:
+        """What the scheduler's half must know of this worker since the last call."""
+        for result in self._client.finished_saves():
+            self._report.saves_done[result.job_id] = 1
+        report, self._report = self._report, WorkerReport()
+        return report or None
+
+    def stop(self) -> None:
+        """Let copies under way end, bounded by the client, and say goodbye."""
+        self._client.stop()
+
+
+def cache_device(caches: Mapping[str, torch.Tensor]) -> torch.device:
+    """The device that holds the cache tensors."""
+    return next(iter(caches.values())).device

@@ -1,0 +1,63 @@
+"""The web application on a real socket, in a thread of the test process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from tests.integration._peer import wait_for
+from web.app import create_app
+from web.settings import WebSettings
+from web.state import WebState
+
+
+@dataclass(frozen=True)
+class RunningWeb:
+    """``client`` has the server's address as its base; ``state`` is the live application's."""
+
+    app: FastAPI
+    url: str
+    client: httpx.Client
+
+    @property
+    def state(self) -> WebState:
+        state = self.app.state.web
+        assert isinstance(state, WebState)
+        return state
+
+    def wait_for_status(self) -> None:
+        wait_for(lambda: self.state.poller.snapshot().reachable, "a status from the peer")
+
+    def wait_for_failure(self) -> None:
+        wait_for(lambda: self.state.poller.snapshot().failing_seconds is not None, "a failed poll")
+
+
+def settings_for(daemon_port: int, **changes: object) -> WebSettings:
+    return WebSettings(daemon_port=daemon_port, poll_seconds=0.1, **changes)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running_web(settings: WebSettings) -> Iterator[RunningWeb]:
+    app = create_app(settings)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(64)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        wait_for(lambda: server.started, "the server's start")
+        with httpx.Client(base_url=url, timeout=20.0) as client:
+            yield RunningWeb(app, url, client)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=15)
+        listener.close()
