@@ -43,7 +43,7 @@ def _render(request: Request, template: str, *, live: bool) -> HTMLResponse:
         page=overview,
         web_version=state.version,
         base_url=base_url(request),
-        daemon_endpoint=f"{state.settings.daemon_host}:{state.settings.daemon_port}",
+        daemon_endpoint=state.settings.endpoint.removeprefix("tcp://"),
         refresh_seconds=REFRESH_SECONDS,
         noscript_seconds=NOSCRIPT_REFRESH_SECONDS,
         live=live,

@@ -112,9 +112,7 @@ def overview_of(snapshot: Snapshot, history: History, settings: WebSettings, *, 
     """The page for a snapshot."""
     return Overview(
         snapshot=snapshot,
-        health=health_of(
-            snapshot, endpoint=f"{settings.daemon_host}:{settings.daemon_port}", now_unix=now_unix
-        ),
+        health=health_of(snapshot, endpoint=settings.endpoint.removeprefix("tcp://"), now_unix=now_unix),
         view=None if snapshot.status is None else _status_view(snapshot.status),
         history=history,
         connect_command=connect_command(settings),

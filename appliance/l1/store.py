@@ -6,6 +6,7 @@ leaves both in step, with the file written before it returns.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -179,9 +180,10 @@ class Store:
         else:
             self.arena.to_limbo(address, record.attach_id)
         entry = index.entry(row, record.group)
-        if not index.present.view[entry]:
+        # An abort says nothing about the object: why it was missing before still holds.
+        if cause is not Removal.NONE and not index.present.view[entry]:
             index.removal.view[entry] = cause
-        self._recycle(index, row, cause)
+        self._recycle(index, row, Removal(index.removal.view[entry]))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -246,6 +248,12 @@ class Store:
 
     def remove(self, index: NamespaceIndex, row: int, group: int, cause: Removal) -> int:
         """Take one entry out of the cache, held or not; returns its extents."""
+        extents = self._take_out(index, row, group, cause)
+        if extents:
+            self._recycle(index, row, cause)
+        return extents
+
+    def _take_out(self, index: NamespaceIndex, row: int, group: int, cause: Removal) -> int:
         entry = index.entry(row, group)
         if not index.present.view[entry]:
             return 0
@@ -274,7 +282,7 @@ class Store:
             for row in list(index.rows()):
                 for group in range(index.group_count):
                     objects += index.present.view[index.entry(row, group)].bit_count()
-                    extents += self.remove(index, row, group, Removal.CLEARED)
+                    extents += self._take_out(index, row, group, Removal.CLEARED)
                 index.unmap(row)
                 self._recycle(index, row, Removal.CLEARED)
         return epoch, objects, extents
@@ -292,20 +300,19 @@ class Store:
         if group in index.attention and cause is Removal.EVICTED:
             self._demote_what_needs(index, row)
         self.remove(index, row, group, cause)
-        self._recycle(index, row, cause)
         return True
 
     def _demote_what_needs(self, index: NamespaceIndex, row: int) -> None:
-        """Without this chunk's attention nothing at or behind its boundary can be hit."""
+        """Without this chunk's attention nothing at or behind its boundary can be hit; the deepest go first."""
         demoted: list[int] = []
-        for other in [row, *index.descendants(row)]:
+        for other in itertools.chain((row,), index.descendants(row)):
             begin = index.entry(other, 0)
             demoted.extend(e for e in range(begin, begin + index.group_count) if index.present.view[e])
             if len(demoted) > _MAX_DEMOTED:
                 break
-        self.policy.demoted(index, np.array(demoted, dtype=np.int64))
+        self.policy.demoted(index, np.array(demoted[::-1], dtype=np.int64))
 
     def _recycle(self, index: NamespaceIndex, row: int, cause: Removal) -> None:
         key = index.key_of(row)
-        if index.recycle_if_empty(row):
+        if index.recycle_if_empty(row) and cause is not Removal.NONE:
             self.ghosts.remember(index.slot, key, cause)

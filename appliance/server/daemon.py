@@ -26,6 +26,7 @@ from appliance.errors import (
     PagewardenError,
     PortInUse,
 )
+from appliance.l1.eviction import make_policy
 from appliance.l1.opening import Opened, open_arena
 from appliance.protocol.arena_layout import SegmentLayout
 from appliance.protocol.client import endpoint_of
@@ -263,6 +264,7 @@ def _any(host: str) -> str:
 
 
 def _check_settings(settings: Settings) -> None:
+    make_policy(settings.eviction_policy)
     for name, host in (("host", settings.host), ("http_host", settings.http_host)):
         if host not in LOOPBACK and not settings.insecure:
             raise InsecureBind(

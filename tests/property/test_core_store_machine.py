@@ -220,7 +220,7 @@ class StoreMachine(RuleBasedStateMachine):
             session=session,
             ttl_seconds=WRITE_TTL,
         )
-        assert grant is expected
+        assert grant is expected, (grant, expected, -(-length // EXTENT), self.world.arena.account(), [(t.name[0][-1], t.name[2:], t.extents, self.model.held(t.entry), self.model.pending(t.entry)) for t in self.model.objects.values()])
         if reservation is None:
             return None
         self.serial += 1

@@ -34,7 +34,7 @@ class LeastRecentlyUsed:
         self._tail = 0
         self._next_stamp = 1
         self._stamps: dict[int, NDArray[np.int64]] = {}
-        self._demoted: deque[tuple[int, int]] = deque()
+        self._demoted: deque[tuple[int, int, int]] = deque()
 
     def add_namespace(self, index: NamespaceIndex) -> None:
         """See :class:`EvictionPolicy`."""
@@ -46,7 +46,10 @@ class LeastRecentlyUsed:
 
     def demoted(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
         """See :class:`EvictionPolicy`."""
-        self._demoted.extend((index.slot, int(entry)) for entry in entries)
+        stamps = self._stamps[index.slot][entries]
+        self._demoted.extend(
+            (index.slot, entry, stamp) for entry, stamp in zip(entries.tolist(), stamps.tolist(), strict=True)
+        )
 
     def removed(self, index: NamespaceIndex, entry: int) -> None:
         """See :class:`EvictionPolicy`."""
@@ -55,7 +58,10 @@ class LeastRecentlyUsed:
     def candidates(self) -> Iterator[tuple[int, int]]:
         """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
         while self._demoted:
-            yield self._demoted.popleft()
+            slot, entry, stamp = self._demoted.popleft()
+            # Used, removed or stored anew since: its number may even stand for another chunk now.
+            if stamp and self._stamps[slot][entry] == stamp:
+                yield slot, entry
         for _ in range(_LOOKS):
             found = self._pop_oldest()
             if found is None:
