@@ -60,9 +60,9 @@ class FieldDifference:
     theirs: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """A complete record with its canonical text and namespace."""
+    """A complete record with its canonical text and namespace; compare namespaces, not records."""
 
     record: Mapping[str, Any]
     canonical: str

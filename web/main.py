@@ -93,7 +93,7 @@ async def _stop_with_parent(server: uvicorn.Server, parent_pid: int) -> None:
     while os.getppid() == parent_pid:  # noqa: ASYNC110 - nothing but asking tells
         await asyncio.sleep(PARENT_CHECK_SECONDS)
     _log.warning("the parent process is gone", parent_pid=parent_pid)
-    pass
+    server.should_exit = True
 
 
 class _Server(uvicorn.Server):

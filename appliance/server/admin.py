@@ -28,6 +28,7 @@ def clear(core: Core, session: Session, args: Clear) -> Durable:
     index = core.store.namespaces[args.namespace] if args.namespace else None
     core.reservations.end_namespace(index, ReservationState.CLEARED)
     epoch, objects, extents = core.store.clear(args.namespace or None)
+    core.history.forget_objects(args.namespace or None)
     extent_bytes = core.arena.extent_bytes
     result = ClearResult(
         epoch=epoch,

@@ -134,6 +134,7 @@ class Daemon:
             limbo_objects=opened.limbo_objects,
         )
         self._catalog.start()
+        self._core.history.forget_objects(None)
         self._catalog.submit(
             RestartRecorded(
                 boot_id=self._boot.hex(),

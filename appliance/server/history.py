@@ -14,6 +14,7 @@ from appliance.catalog.events import (
     GroupShape,
     HistoryEvent,
     LeaseEnded,
+    ObjectsForgotten,
     ObjectsRemoved,
     ObjectsStored,
     RemovedObject,
@@ -67,6 +68,8 @@ class History:
         name = cause.name.lower()
         self.evicted_entries[name] += 1
         self.evicted_bytes[name] += size
+        if cause is Removal.CLEARED:
+            return  # a clear is one row, and forgets all object rows at once
         now = self.clock()
         self._removed.append(
             RemovedObject(
@@ -89,6 +92,11 @@ class History:
         if self._removed:
             self.submit(ObjectsRemoved(tuple(self._removed)))
             self._removed.clear()
+
+    def forget_objects(self, namespace: str | None) -> None:
+        """Nothing of a namespace (or of any) is in the cache now."""
+        self.flush()
+        self.submit(ObjectsForgotten(namespace))
 
     def lease_ended(self, ending: LeaseEnding) -> None:
         """A lease ended."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import Any
 
 from appliance import __version__
 from appliance.engines import Engine
+from appliance.fingerprint import Fingerprint
 from appliance.l1.index import NamespaceIndex
 from appliance.protocol.status import (
     CatalogStatus,
@@ -114,12 +116,14 @@ def _namespace(core: Core, index: NamespaceIndex) -> NamespaceStatus:
         read_lease_ttl_seconds=core.ttls.get("read_lease_ttl_seconds", namespace),
         write_ttl_seconds=core.ttls.get("write_ttl_seconds", namespace),
         session_ttl_seconds=core.ttls.get("session_ttl_seconds", namespace),
-        fields=_short_fields(fingerprint.fields()) if fingerprint else {},
+        fields=_short_fields(fingerprint) if fingerprint else {},
     )
 
 
-def _short_fields(fields: dict[str, Any]) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _short_fields(fingerprint: Fingerprint) -> dict[str, Any]:
     """The engine-wide fields; those of single layers and the model's configuration are in the catalog."""
+    fields = fingerprint.fields()
     return {
         path: value for path, value in fields.items() if not path.startswith(("layers.", "model.config."))
     }

@@ -58,7 +58,11 @@ def rows(text: str) -> list[list[str]]:
     found = []
     lines = without_fences(text).splitlines()
     for position, line in enumerate(lines):
-        header = position + 1 < len(lines) and set(lines[position + 1]) <= set("|-: ") and "|" in lines[position + 1]
+        header = (
+            position + 1 < len(lines)
+            and set(lines[position + 1]) <= set("|-: ")
+            and "|" in lines[position + 1]
+        )
         if line.startswith("|") and not header and not set(line) <= set("|-: "):
             cells = re.split(r"(?<!\\)\|", line.strip())[1:-1]
             found.append([cell.strip().replace("\\|", "|") for cell in cells])
@@ -105,7 +109,9 @@ def default_of(info: FieldInfo) -> str:
         return "empty" if not value else repr(value)
     if value is None:
         return "null"
-    return "empty" if value in ("", [], {}) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return (
+        "empty" if value in ("", [], {}) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    )
 
 
 def _shape(annotation: Any, bounds: list[Any]) -> str:
@@ -120,7 +126,11 @@ def _shape(annotation: Any, bounds: list[Any]) -> str:
     if origin is list:
         return f"list of {_plural(_shape(get_args(annotation)[0], []))}{_length(bounds, 'entries')}"
     if origin is dict:
-        return "map" if get_args(annotation)[1] is Any else f"map of {_plural(_shape(get_args(annotation)[1], []))}"
+        return (
+            "map"
+            if get_args(annotation)[1] is Any
+            else f"map of {_plural(_shape(get_args(annotation)[1], []))}"
+        )
     return _scalar(annotation, bounds)
 
 
