@@ -124,7 +124,7 @@ class WorkerClient:
 
     def save(self, job: SaveJob) -> None:
         """Store a job's objects in the background; reported once by :meth:`finished_saves`."""
-        if self.link.health.state is ClientState.JOINED:
+        if self.link.usable:
             self._saves.put(job)
         else:
             self._saves_done.append(SaveResult(job.job_id, 0, 0, len(job.items), 0))
@@ -164,7 +164,9 @@ class WorkerClient:
         while (job := self._saves.get()) is not None:
             result = SaveResult(job.job_id, 0, 0, len(job.items), 0)
             try:
-                result = self._transfer.save(job)
+                # The engine keeps a job's blocks until it is reported: behind a daemon that is away, give up at once.
+                if self.link.usable:
+                    result = self._transfer.save(job)
             except Exception:
                 logger.exception("Pagewarden could not store job %d", job.job_id)
             self._saves_done.append(result)

@@ -66,6 +66,7 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
             arena_dir=self._options.arena_dir,
             lookup_timeout_seconds=self._options.lookup_timeout_seconds,
             load_timeout_seconds=self._options.load_timeout_seconds,
+            save_timeout_seconds=self._options.save_timeout_seconds,
         )
 
     def _make_scheduler(self) -> SchedulerSide:

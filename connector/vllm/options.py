@@ -36,6 +36,8 @@ class ConnectorOptions(BaseModel):
     """After this long without an answer a lookup is a miss."""
     load_timeout_seconds: float = Field(default=30.0, gt=0, le=600)
     """After this long a load has failed and its tokens are computed."""
+    save_timeout_seconds: float = Field(default=5.0, gt=0, le=600)
+    """After this long without an answer a save is given up; its blocks are pinned until then."""
     settle_timeout_seconds: float = Field(default=3.0, ge=0, le=60)
     """How long the first requests of an engine wait for its registration to settle."""
 

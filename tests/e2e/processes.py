@@ -39,6 +39,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     """Poll until the condition holds; `what` names it in the failure."""
     deadline = time.monotonic() + seconds
@@ -165,6 +170,11 @@ class Daemon(LoggedProcess):
 
     def _ready_or_ended(self) -> bool:
         return not self.running or get_json(f"{self.url}/readyz")[0] == 200
+
+    def kill(self) -> None:
+        """SIGKILL the daemon; its dashboard notices and leaves its port."""
+        super().kill()
+        until(lambda: not _listening(self.http_port), 30, "the end of the dashboard")
 
     def status(self) -> dict[str, Any]:
         """The body of `/api/v1/status`."""

@@ -57,18 +57,22 @@ class LeastRecentlyUsed:
 
     def candidates(self) -> Iterator[tuple[int, int]]:
         """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
+        for _ in range(_LOOKS):
+            found = self._pop_demoted()
+            if found is None:
+                found = self._pop_oldest()
+                if found is None:
+                    return
+                self._append(found[0], np.array([found[1]], dtype=np.int64))
+            yield found
+
+    def _pop_demoted(self) -> tuple[int, int] | None:
         while self._demoted:
             slot, entry, stamp = self._demoted.popleft()
             # Used, removed or stored anew since: its number may even stand for another chunk now.
             if stamp and self._stamps[slot][entry] == stamp:
-                yield slot, entry
-        for _ in range(_LOOKS):
-            found = self._pop_oldest()
-            if found is None:
-                return
-            slot, entry = found
-            self._append(slot, np.array([entry], dtype=np.int64))
-            yield slot, entry
+                return slot, entry
+        return None
 
     def _pop_oldest(self) -> tuple[int, int] | None:
         while self._head < self._tail:

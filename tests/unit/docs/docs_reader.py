@@ -84,7 +84,7 @@ def slug(heading: str) -> str:
 def links(text: str) -> list[str]:
     """Targets of the links and images of a page, those in code left out."""
     plain = re.sub(r"`[^`\n]*`", "``", without_fences(text))
-    return re.findall(r"\]\(([^)\s]+)\)", plain)
+    return re.findall(r"\]\(([^)\s]+)\)", plain) + re.findall(r"\b(?:src|srcset|href)=\"([^\"\s]+)\"", plain)
 
 
 # --- schemas in words -------------------------------------------------------------------------------------------
