@@ -252,36 +252,6 @@ class UnknownLease(HoldError):
     http_status = 404
 
 
-class ReservationEnded(HoldError):
-    """The reservation expired, was aborted or was revoked before its commit."""
-
-    code = "reservation_ended"
-    http_status = 410
-
-
-class UnknownReservation(HoldError):
-    """No such reservation was granted by this boot to this worker."""
-
-    code = "unknown_reservation"
-    http_status = 404
-
-
-class OutOfSpace(HoldError):
-    """No memory could be freed for the object: everything is held or pinned."""
-
-    code = "out_of_space"
-    http_status = 507
-    retryable = True
-
-
-class OverLimit(HoldError):
-    """The engine holds as many unfinished bytes (reserved and limbo) as one engine may."""
-
-    code = "over_limit"
-    http_status = 429
-    retryable = True
-
-
 # --- the daemon itself ----------------------------------------------------------------------------------------------
 
 
@@ -322,18 +292,6 @@ class ArenaUnreachable(PagewardenError):
     """The client cannot map the arena that the daemon names."""
 
     code = "arena_unreachable"
-
-
-class ChecksumMismatch(PagewardenError):
-    """The bytes that arrived are not the bytes that were stored."""
-
-    code = "checksum_mismatch"
-
-
-class GenerationChanged(PagewardenError):
-    """The memory of an object was reused while it was being read."""
-
-    code = "generation_changed"
 
 
 def all_errors() -> dict[str, type[PagewardenError]]:

@@ -84,11 +84,19 @@ def find(
         return Outcome(
             reach, rows, (), MissReason.TOO_SHORT, "The prompt has no whole chunk before its last token."
         )
-    snapshots = (reach.attention,) if reach.attention > reach.hit and GroupKind.RECURRENT in kinds else ()
     if reach.hit == usable:
         return Outcome(reach, rows, (), None, "")
-    reason, detail = _shortfall(index, ghosts, keys, rows, presence, reach)
-    return Outcome(reach, rows, snapshots, reason, detail)
+    reason, detail = _shortfall(index, ghosts, keys, rows, presence, reach, refused)
+    return Outcome(reach, rows, _snapshots(presence, kinds, reach), reason, detail)
+
+
+def _snapshots(presence: Presence, kinds: Sequence[GroupKind], reach: Reach) -> tuple[int, ...]:
+    """The boundary that attention reaches, if a state is missing there: storing it makes the hit longer."""
+    if reach.attention == reach.hit:
+        return ()
+    at_boundary = presence[reach.attention - 1]
+    missing = any(kind is GroupKind.RECURRENT and not at_boundary[g] for g, kind in enumerate(kinds))
+    return (reach.attention,) if missing else ()
 
 
 def presence_of(index: NamespaceIndex, rows: Rows) -> Presence:
@@ -115,19 +123,22 @@ def entries_of(index: NamespaceIndex, rows: Rows, hit: int) -> Rows:
 
 
 def _shortfall(
-    index: NamespaceIndex, ghosts: Ghosts, keys: Sequence[bytes], rows: Rows, presence: Presence, reach: Reach
+    index: NamespaceIndex,
+    ghosts: Ghosts,
+    keys: Sequence[bytes],
+    rows: Rows,
+    presence: Presence,
+    reach: Reach,
+    refused: Sequence[int],
 ) -> tuple[MissReason, str]:
     """Why the hit is no longer: looked at where a longer one stops, one reason only."""
-    if reach.attention > reach.hit:
-        boundary = reach.attention - 1
-        groups = [g for g in index.others if not presence[boundary, g]] or index.others
-    else:
-        boundary = reach.hit
-        groups = [g for g in index.attention if not presence[boundary, g]] or list(range(index.group_count))
-    row, group = int(rows[boundary]), groups[0]
-    where = f"chunk {boundary + 1}, group {group} ({index.groups[group].name})"
+    chunk, group = _first_missing(index, presence, reach)
+    row = int(rows[chunk])
+    where = f"chunk {chunk + 1}, group {group} ({index.groups[group].name})"
     if row < 0:
-        return _gone(ghosts.cause(index.slot, keys[boundary]), f"chunk {boundary + 1}")
+        return _gone(ghosts.cause(index.slot, keys[chunk]), f"chunk {chunk + 1}")
+    if chunk in refused and index.is_full(row, group):
+        return MissReason.QUARANTINED, f"chunk {chunk + 1} failed to load for this request."
     entry = index.entry(row, group)
     present = index.present.view[entry]
     if present and present != int(index.full_masks[group]):
@@ -139,6 +150,19 @@ def _shortfall(
     if removal is Removal.NONE and index.groups[group].kind is GroupKind.RECURRENT:
         return MissReason.RECURRENT_MISSING, f"{where}: no snapshot was stored at this boundary."
     return _gone(removal, where)
+
+
+def _first_missing(index: NamespaceIndex, presence: Presence, reach: Reach) -> tuple[int, int]:
+    """The chunk and group that stop a longer hit: a state or window at attention's end, else attention itself."""
+    if reach.attention == reach.hit:
+        return reach.hit, next(g for g in index.attention if not presence[reach.hit, g])
+    boundary = reach.attention - 1
+    for group in index.others:
+        first = max(0, reach.attention - index.windows[group])
+        for chunk in range(boundary, first - 1, -1):
+            if not presence[chunk, group]:
+                return chunk, group
+    raise AssertionError("a boundary that every group serves was passed over: hits would be too short")
 
 
 def _gone(removal: Removal, where: str) -> tuple[MissReason, str]:

@@ -38,6 +38,7 @@ class Arena:
         self.spaces: list[SegmentSpace] = []
         self.limbo_by_attach: dict[int, set[int]] = {}
         self.global_clear_epoch = 0
+        self.clear_epoch_floor = 0  # a new arena goes on counting where the catalog's clears left off
         self._clear_epochs: dict[bytes, int] = {}
 
     # --- segments ---------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class Arena:
 
     def raise_clear_epoch(self, namespace: bytes | None) -> int:
         """A new epoch for one namespace or all, in the header before it is acknowledged. Returns it."""
-        epoch = 1 + max([self.global_clear_epoch, *self._clear_epochs.values()])
+        epoch = 1 + max([self.clear_epoch_floor, self.global_clear_epoch, *self._clear_epochs.values()])
         if namespace is None:
             self.global_clear_epoch = epoch
             self._clear_epochs.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -68,6 +69,7 @@ class Daemon:
             StartupError: with the remedy, before anything was damaged.
         """
         _check_settings(self._settings)
+        os.umask(0o077)  # arena, catalog and sockets are this user's alone
         router, port = self._bind()
         control = _open_catalog(self._settings)
         shape = SegmentLayout(
@@ -105,6 +107,7 @@ class Daemon:
     def _assemble(self, opened: Opened, control: ControlState, router: zmq.Socket[bytes]) -> None:
         settings = self._settings
         ttls = _ttls(settings, control)
+        opened.arena.clear_epoch_floor = control.highest_epoch
         self._catalog = CatalogWriter(settings.catalog, on_durable=self._on_durable)
         self._core = build_core(settings, self._boot, opened.arena, self._catalog.submit, ttls)
         self._dispatcher = Dispatcher(self._core, self._health, self._require_catalog)

@@ -76,9 +76,13 @@ class Dispatcher:
         self._core = core
         self._health = health
         self._require_catalog = require_catalog
+        self._waiting: set[tuple[bytes, int]] = set()
 
-    def handle(self, body: bytes) -> Outgoing | Waiting:
-        """Answer one message. Never raises for anything a peer can send."""
+    def handle(self, body: bytes) -> Outgoing | Waiting | None:
+        """Answer one message. Never raises for anything a peer can send.
+
+        ``None`` for a repeated request whose first copy still waits for the catalog: that one will be answered.
+        """
         core = self._core
         request_id = 0
         try:
@@ -97,7 +101,7 @@ class Dispatcher:
             )
             return Outgoing(pack_error(request_id, core.boot, told))
 
-    def _answer(self, request: Request) -> Outgoing | Waiting:
+    def _answer(self, request: Request) -> Outgoing | Waiting | None:
         core = self._core
         model = m.REQUESTS.get(request.op)
         if model is None:
@@ -120,9 +124,12 @@ class Dispatcher:
             return Outgoing(kept)
         core.sessions.heard(session)
         if request.op in _DURABLE:
+            if (session.session_id, request.request_id) in self._waiting:
+                return None
             self._require_catalog()
         answer = _IN_SESSION[request.op](core, session, m.parse(model, request.args))
         if isinstance(answer, Durable):
+            self._waiting.add((session.session_id, request.request_id))
             return Waiting(request, session, answer)
         outgoing = self._packed(request, answer)
         if request.op not in _REPEATABLE:
@@ -140,12 +147,16 @@ class Dispatcher:
         return session
 
     def _packed(self, request: Request, answer: Answer) -> Outgoing:
-        return Outgoing(
-            pack_result(request.request_id, self._core.boot, answer.result.model_dump()), answer.undo
-        )
+        try:
+            body = pack_result(request.request_id, self._core.boot, answer.result.model_dump())
+        except PagewardenError:
+            answer.undo()
+            raise
+        return Outgoing(body, answer.undo)
 
     def finish(self, waiting: Waiting, error: PagewardenError | None) -> bytes:
         """The reply of a durable request whose row is on disk, or was refused."""
+        self._waiting.discard((waiting.session.session_id, waiting.request.request_id))
         if error is not None:
             waiting.answer.undo()
             return pack_error(waiting.request.request_id, self._core.boot, error)

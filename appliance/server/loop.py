@@ -111,6 +111,8 @@ class Loop:
                 self._core.counters["messages_malformed"] += 1
                 continue
             outgoing = self._dispatcher.handle(frames[1])
+            if outgoing is None:
+                continue
             if isinstance(outgoing, Waiting):
                 self._wait_for_catalog(frames[:1], outgoing)
             elif not self._send(frames[:1], outgoing.body):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.engines import Engine
-from appliance.errors import LeaseEnded, UnknownLease
+from appliance.errors import InvalidField, LeaseEnded, UnknownLease
 from appliance.hashing import split_keys
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
@@ -89,7 +89,7 @@ def _refused_elsewhere(
     """If what is missing here lies in another namespace of the model, say so: that is the cost of the refusal."""
     if found.reason is not MissReason.NEVER_STORED or engine.fingerprint is None:
         return found
-    missing = keys[found.reach.attention]
+    missing = keys[min(found.reach.attention, len(found.rows) - 1)]
     for other in core.store.by_slot:
         if other is index or other.model != index.model or other.chunk_tokens != index.chunk_tokens:
             continue
@@ -118,6 +118,7 @@ def locate(core: Core, session: Session, args: Locate) -> Answer:
     """Where the objects of a worker's own shards lie, under a lease that is held, or held again."""
     engine, attachment = core.attachment(session)
     index = core.settled(engine)
+    check_groups(index, args.groups)
     keys = split_keys(args.keys)
     rows = index.rows_of(keys)
     groups = np.array(args.groups, dtype=np.int64)
@@ -156,6 +157,18 @@ def locate(core: Core, session: Session, args: Locate) -> Answer:
         undo = lambda: _undo_lease(core, lease_id)  # noqa: E731
     core.located.add(lease_id)
     return Answer(_positions(core, index, wanted_rows, args.groups, shards, lease_id), undo=undo)
+
+
+def check_groups(index: NamespaceIndex, groups: list[int]) -> None:
+    """Refuse a group that the engine does not have.
+
+    Raises:
+        InvalidField: naming it.
+    """
+    if groups and max(groups) >= index.group_count:
+        raise InvalidField(
+            f"Group {max(groups)} does not exist; the engine has {index.group_count}.", field="groups"
+        )
 
 
 def _check_words(
@@ -217,6 +230,8 @@ def release(core: Core, session: Session, args: Release) -> Answer:
 def loads(core: Core, session: Session, args: Loads) -> Answer:
     """A worker's account of one load."""
     engine, attachment = core.attachment(session)
+    if engine.index is not None:
+        check_groups(engine.index, [failed.group for failed in args.failed])
     core.located.discard(args.lease)
     engine.counts.loads += 1
     engine.counts.bytes_loaded += args.bytes_loaded

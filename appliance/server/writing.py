@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from appliance.errors import InvalidField, ShuttingDown
+from appliance.errors import ShuttingDown
 from appliance.geometry import GroupKind
 from appliance.hashing import split_keys
 from appliance.l1.index import NamespaceIndex
@@ -20,6 +20,7 @@ from appliance.protocol.messages import (
 from appliance.reservations import Reservation, ReservationState
 from appliance.server.answers import Answer
 from appliance.server.core import Core, Phase
+from appliance.server.reading import check_groups
 from appliance.sessions import Session
 
 
@@ -29,10 +30,7 @@ def reserve(core: Core, session: Session, args: Reserve) -> Answer:
     index = core.settled(engine)
     if core.phase is Phase.DRAINING:
         raise ShuttingDown("The daemon is stopping and takes no new objects.")
-    if args.groups and max(args.groups) >= index.group_count:
-        raise InvalidField(
-            f"Group {max(args.groups)} does not exist; the engine has {index.group_count}.", field="groups"
-        )
+    check_groups(index, args.groups)
     keys, parents = split_keys(args.keys), split_keys(args.parents)
     salt = args.salt.ljust(16, b"\0")
     ttl = core.ttls.get("write_ttl_seconds", index.namespace.hex())

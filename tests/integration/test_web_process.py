@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -88,12 +88,16 @@ def test_ends_with_its_parent() -> None:
         assert parent.stdin is not None
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        url = address_of(parent)
-        wait_for(lambda: answers(url), "an answer")
-        parent.kill()
-        parent.wait(timeout=10)
-        wait_for(lambda: not answers(url), "the end of the orphan")
-        wait_for(lambda: not Path(f"/proc/{child}").exists() or state_of(child) == "Z", "the orphan's exit")
+        try:
+            url = address_of(parent)
+            wait_for(lambda: answers(url), "an answer")
+            parent.kill()
+            parent.wait(timeout=10)
+            wait_for(lambda: not answers(url), "the end of the orphan")
+            wait_for(lambda: state_of(child) == "Z", "the orphan's exit")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def state_of(pid: int) -> str:

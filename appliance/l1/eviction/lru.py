@@ -57,10 +57,11 @@ class LeastRecentlyUsed:
 
     def candidates(self) -> Iterator[tuple[int, int]]:
         """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
+        began = self._next_stamp
         for _ in range(_LOOKS):
             found = self._pop_demoted()
             if found is None:
-                found = self._pop_oldest()
+                found = self._pop_oldest(began)
                 if found is None:
                     return
                 self._append(found[0], np.array([found[1]], dtype=np.int64))
@@ -74,9 +75,12 @@ class LeastRecentlyUsed:
                 return slot, entry
         return None
 
-    def _pop_oldest(self) -> tuple[int, int] | None:
+    def _pop_oldest(self, before: int) -> tuple[int, int] | None:
+        """The entry at the old end, unless it came into the log at stamp ``before`` or later."""
         while self._head < self._tail:
             packed, stamp = int(self._log[self._head]), int(self._log_stamps[self._head])
+            if stamp >= before:
+                return None
             self._head += 1
             slot, entry = packed >> _SLOT_SHIFT, packed & _ENTRY_MASK
             if self._stamps[slot][entry] == stamp:

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import pytest
 import typer
-from docs_reader import first_words, rows, section, text_of
+from docs_reader import first_words, number, rows, section, text_of
+from pydantic import BaseModel
 
 from appliance.cli import app
 from appliance.errors import StartupError, all_errors
@@ -125,6 +126,25 @@ def test_every_connector_option_is_documented_with_its_default():
     text = section(TEXT, "## Options of the connector")
     documented = {row[0].strip("`"): row[1] for row in rows(text) if row[0].startswith(f"`{PREFIX}")}
     assert documented == {f"{PREFIX}{name}": option_default(name) for name in ConnectorOptions.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("heading", "column", "model"),
+    [("## Settings of the daemon", 4, Settings), ("## Options of the connector", 2, ConnectorOptions)],
+)
+def test_every_bound_is_in_the_meaning(heading: str, column: int, model: type[BaseModel]):
+    meanings = {
+        row[0].strip("`").removeprefix("--").removeprefix(PREFIX).replace("-", "_"): row[column]
+        for row in rows(section(TEXT, heading))
+        if len(row) > column
+    }
+    for name, info in model.model_fields.items():
+        bounds = [getattr(each, kind, None) for each in info.metadata for kind in ("ge", "le", "max_length")]
+        for bound in bounds:
+            if bound:
+                assert re.search(rf"(?<![\d.,]){number(bound)}(?![\d])", meanings[name]), (
+                    f"{name}: {number(bound)}"
+                )
 
 
 def test_every_alias_names_its_option():
