@@ -16,7 +16,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from connector.client import ClientOptions, SchedulerClient, WorkerClient
 from connector.vllm.facts import engine_facts, group_facts
 from connector.vllm.groups import Ranks, object_groups, place_of_this_worker, worker_groups
-from connector.vllm.metadata import StepMetadata
+from connector.vllm.metadata import StepMetadata, WorkerReport
 from connector.vllm.options import ConnectorOptions
 from connector.vllm.pages import group_pages, layer_facts
 from connector.vllm.scheduler import SchedulerSide
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from connector.vllm.metadata import WorkerReport
+    from connector.vllm.orders import StepOrders
 
 logger = logging.getLogger("vllm.pagewarden")
 
@@ -110,15 +110,15 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
         client.start()
         self._worker = WorkerSide(client, cache_device(kv_caches))
 
-    def _step_metadata(self) -> StepMetadata:
+    def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata), "another connector's orders would be ignored here"
-        return metadata
+        return metadata.orders
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin this step's loads; they end between steps."""
         if self._worker is not None:
-            self._worker.start_loads(self._step_metadata())
+            self._worker.start_loads(self._orders())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: no request runs before its load has ended."""
@@ -131,7 +131,7 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """Begin this step's saves; their blocks stay pinned until they are reported, so nothing waits here."""
         if self._worker is not None:
-            self._worker.start_saves(self._step_metadata())
+            self._worker.start_saves(self._orders())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
         """Loads that ended, each once, failed or not."""
@@ -142,7 +142,8 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         """Saves that ended, for the scheduler's half."""
-        return self._worker.take_report() if self._worker is not None else None
+        report = self._worker.take_report() if self._worker is not None else None
+        return WorkerReport(report) if report is not None else None
 
     # --- scheduler ------------------------------------------------------------------------------------------------
 
@@ -169,11 +170,15 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """What the workers load and save in this step."""
-        return self._side.step(scheduler_output)
+        return StepMetadata(self._side.step(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take what the workers finished."""
-        self._side.worker_output(connector_output)
+        envelope = connector_output.kv_connector_worker_meta
+        report = envelope.report if isinstance(envelope, WorkerReport) else None
+        self._side.worker_news(
+            report, connector_output.finished_recving or (), connector_output.failed_recving or ()
+        )
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished_all_groups`, for a model with one cache group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +25,12 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Sizes of the parallel groups that divide cache bytes."""
+    """Sizes of the parallel groups that divide cache bytes, and the model's KV heads over all of them."""
 
     tensor: int
     pipeline: int
     decode_context: int
+    kv_heads: int
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Ranks:
@@ -40,6 +40,7 @@ class Ranks:
             tensor=parallel.tensor_parallel_size,
             pipeline=parallel.pipeline_parallel_size,
             decode_context=parallel.decode_context_parallel_size,
+            kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
         )
 
     @property
@@ -109,7 +110,7 @@ def group_division(spec: KVCacheSpec, ranks: Ranks) -> Division:
     Layers of one group may divide differently (replicated beside sharded ones): the finest division then holds for
     all of them, which stores a replicated layer more than once and never mixes bytes of different shards.
     """
-    tensor_shards = max(_tensor_shards(layer, ranks.tensor) for layer in layer_specs(spec))
+    tensor_shards = max(_tensor_shards(layer, ranks) for layer in layer_specs(spec))
     copies = ranks.tensor // tensor_shards
     context_shards = ranks.decode_context if spec.dcp_sharded else 1
     if copies % context_shards:
@@ -121,13 +122,15 @@ def group_division(spec: KVCacheSpec, ranks: Ranks) -> Division:
     return Division(tensor_shards, context_shards, copies // context_shards)
 
 
-def _tensor_shards(layer: Any, tensor_ranks: int) -> int:
+def _tensor_shards(layer: Any, ranks: Ranks) -> int:
+    """Distinct parts of one layer. Where that is not certain, every rank counts as a part of its own."""
     if hasattr(layer, "tp_replicated"):
-        return 1 if layer.tp_replicated else tensor_ranks
+        return 1 if layer.tp_replicated else ranks.tensor
     limit = getattr(layer, "max_tp_shards", None)
-    shards = tensor_ranks if limit is None else min(tensor_ranks, limit)
-    # Without a limit, or with one that does not divide the ranks, every rank counts as a shard of its own.
-    return shards if tensor_ranks % shards == 0 else tensor_ranks
+    if limit is None and layer.num_kv_heads == max(1, ranks.kv_heads // ranks.tensor):
+        limit = ranks.kv_heads
+    shards = min(ranks.tensor, limit or ranks.tensor)
+    return int(shards) if ranks.tensor % shards == 0 else ranks.tensor
 
 
 def object_groups(kv_cache_config: KVCacheConfig, ranks: Ranks) -> list[ObjectGroup]:
@@ -193,8 +196,3 @@ def place_of_this_worker() -> RankPlace:
         pipeline=get_pp_group().rank_in_group,
         decode_context=get_dcp_group().rank_in_group,
     )
-
-
-def unit_tokens(groups: Sequence[ObjectGroup]) -> list[int]:
-    """Tokens that one manager block of each group covers."""
-    return [group.unit_tokens for group in groups]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from connector.vllm.metadata import SaveOrder
+from connector.vllm.orders import SaveOrder
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -1,4 +1,4 @@
-"""What the scheduler's connector sends the workers' with each step, and what they send back."""
+"""vLLM's envelopes for what the two halves of the connector tell each other."""
 
 from __future__ import annotations
 
@@ -6,48 +6,23 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from connector.client import LoadJob, SaveItem
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """One save for every rank. Its blocks are pinned until all ranks reported it."""
-
-    job_id: int
-    items: tuple[SaveItem, ...]
-    salt: bytes
+from connector.vllm.orders import Report, StepOrders
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """The loads and saves that begin with one step. `broken_loads` cannot begin and are reported as failed."""
+    """From the scheduler to every worker, with each step."""
 
-    loads: tuple[LoadJob, ...] = ()
-    saves: tuple[SaveOrder, ...] = ()
-    broken_loads: tuple[str, ...] = ()
+    orders: StepOrders = field(default_factory=StepOrders)
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """What one worker finished since its last report, or several workers' reports together.
+    """From a worker to the scheduler; vLLM adds up those of all ranks."""
 
-    `saves_done` counts ranks by job. `failed_chunks` holds the chunks that a request's failed load lost on any rank;
-    an empty set means that the load failed as a whole.
-    """
-
-    saves_done: dict[int, int] = field(default_factory=dict)
-    failed_chunks: dict[str, frozenset[int]] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Both reports as one."""
         assert isinstance(other, WorkerReport), "another connector's report would be lost here"
-        saves = dict(self.saves_done)
-        for job_id, ranks in other.saves_done.items():
-            saves[job_id] = saves.get(job_id, 0) + ranks
-        failed = dict(self.failed_chunks)
-        for request_id, chunks in other.failed_chunks.items():
-            failed[request_id] = failed.get(request_id, frozenset()) | chunks
-        return WorkerReport(saves, failed)
-
-    def __bool__(self) -> bool:
-        return bool(self.saves_done or self.failed_chunks)
+        return WorkerReport(self.report.merged(other.report))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from appliance.geometry import GroupKind, ObjectGroup, last_usable_chunk
 from connector.client import ClientState, LoadJob
 from connector.vllm.identity import IdentityReader, salt_label
 from connector.vllm.ledger import SaveLedger
-from connector.vllm.metadata import StepMetadata, WorkerReport
+from connector.vllm.orders import Report, StepOrders
 from connector.vllm.plans import BlockTables, UnusableTable, load_items
 from connector.vllm.requests import Event, Phase, TrackedRequest, UnexpectedEvent
 from connector.vllm.saves import SaveCollector
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from connector.client import SchedulerClient
@@ -238,7 +237,7 @@ class SchedulerSide:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def step(self, output: SchedulerOutput) -> StepMetadata:
+    def step(self, output: SchedulerOutput) -> StepOrders:
         """What the workers load and save in this step."""
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
@@ -249,7 +248,7 @@ class SchedulerSide:
             self._collect_saves(output.num_scheduled_tokens, state)
         loads, self._loads = tuple(self._loads), []
         broken, self._broken_loads = tuple(self._broken_loads), []
-        return StepMetadata(loads=loads, saves=self._ledger.take_orders(), broken_loads=broken)
+        return StepOrders(loads=loads, saves=self._ledger.take_orders(), broken_loads=broken)
 
     def _collect_saves(self, scheduled: Mapping[str, int], state: KVConnectorBlockState) -> None:
         offers = state.boundary_state_offloads
@@ -287,18 +286,18 @@ class SchedulerSide:
             self._saves.drop_held(tracked)
             self._move(tracked, Event.PREEMPTED)
 
-    def worker_output(self, output: KVConnectorOutput) -> None:
-        """Take what the workers report: saves done give their blocks back, loads done give back their leases."""
-        report = output.kv_connector_worker_meta
+    def worker_news(self, report: Report | None, finished: Iterable[str], failed: Collection[str]) -> None:
+        """Take what the workers report: saves done give their blocks back, loads done give back their leases.
+
+        `finished` are the requests whose load every rank has reported, `failed` those of them that any rank failed.
+        """
         if report is not None:
-            assert isinstance(report, WorkerReport), "another connector's report would be lost here"
             for job_id, ranks in report.saves_done.items():
                 self._ledger.reported(job_id, ranks)
             for request_id, chunks in report.failed_chunks.items():
                 if request_id in self._requests:
                     self._requests[request_id].lost_chunks |= chunks
-        failed = output.failed_recving or set()
-        for request_id in output.finished_recving or ():
+        for request_id in finished:
             self._load_ended(request_id, failed=request_id in failed)
 
     # --- the connector as a whole ---------------------------------------------------------------------------------

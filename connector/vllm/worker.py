@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from connector.client import SaveJob
-from connector.vllm.metadata import StepMetadata, WorkerReport
+from connector.vllm.orders import Report, StepOrders
 
 if TYPE_CHECKING:
     import torch
@@ -36,21 +36,21 @@ class WorkerSide:
         self._device = device
         self._loading: set[str] = set()
         self._failed_at_once: set[str] = set()
-        self._report = WorkerReport()
+        self._report = Report()
 
-    def start_loads(self, metadata: StepMetadata) -> None:
+    def start_loads(self, orders: StepOrders) -> None:
         """Begin this step's loads."""
-        for job in metadata.loads:
+        for job in orders.loads:
             self._loading.add(job.request_id)
             self._client.load(job)
-        self._failed_at_once.update(metadata.broken_loads)
+        self._failed_at_once.update(orders.broken_loads)
 
-    def start_saves(self, metadata: StepMetadata) -> None:
+    def start_saves(self, orders: StepOrders) -> None:
         """Begin this step's saves; on a device they wait, off this thread, for what the step has computed."""
-        if not metadata.saves:
+        if not orders.saves:
             return
         ready = device_mark(self._device)
-        for order in metadata.saves:
+        for order in orders.saves:
             self._client.save(SaveJob(order.job_id, order.items, order.salt, ready))
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
@@ -72,11 +72,11 @@ class WorkerSide:
                 self._report.failed_chunks[result.request_id] = frozenset(result.failed_chunks)
         return finished, failed
 
-    def take_report(self) -> WorkerReport | None:
+    def take_report(self) -> Report | None:
         """What the scheduler's half must know of this worker since the last call."""
         for result in self._client.finished_saves():
             self._report.saves_done[result.job_id] = 1
-        report, self._report = self._report, WorkerReport()
+        report, self._report = self._report, Report()
         return report or None
 
     def stop(self) -> None:

@@ -18,13 +18,14 @@ from vllm import LLM, SamplingParams
 
 LOCAL_HITS = "vllm:prefix_cache_hits"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+PREEMPTIONS = "vllm:num_preemptions"
 DRAIN_SECONDS = 20.0
 POLL_SECONDS = 0.05
 
 
 def counters(llm: LLM) -> dict[str, int]:
-    """The engine's cumulative hit counters by name."""
-    totals = {LOCAL_HITS: 0, EXTERNAL_HITS: 0}
+    """The engine's cumulative counters by name."""
+    totals = {LOCAL_HITS: 0, EXTERNAL_HITS: 0, PREEMPTIONS: 0}
     for metric in llm.get_metrics():
         if metric.name in totals:
             totals[metric.name] += int(metric.value)
@@ -86,6 +87,7 @@ def run_batch(llm: LLM, batch: dict[str, Any], earlier: list[dict[str, Any]]) ->
         "seconds": elapsed,
         "local_hit_tokens": after[LOCAL_HITS] - before[LOCAL_HITS],
         "external_hit_tokens": after[EXTERNAL_HITS] - before[EXTERNAL_HITS],
+        "preemptions": after[PREEMPTIONS] - before[PREEMPTIONS],
         "requests": [describe(output) for output in outputs],
     }
 

@@ -77,6 +77,7 @@ class BatchResult:
     answers: list[Answer]
     local_hit_tokens: int
     external_hit_tokens: int
+    preemptions: int
     seconds: float
 
 
@@ -119,6 +120,7 @@ class Engine(LoggedProcess):
                     answers=[Answer(**request) for request in batch["requests"]],
                     local_hit_tokens=batch["local_hit_tokens"],
                     external_hit_tokens=batch["external_hit_tokens"],
+                    preemptions=batch["preemptions"],
                     seconds=batch["seconds"],
                 )
                 for batch in document["batches"]

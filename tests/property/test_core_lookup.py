@@ -91,18 +91,14 @@ def cases(draw):
         for _ in range(draw(st.integers(1, 3)))
     ]
     # Mostly stored, with holes: an empty cache would be a poor test.
-    holes = draw(st.sets(st.integers(0, 400), max_size=8))
-    stored, number = set(), 0
+    stored: set[tuple[bytes, int, int]] = set()
     for prompt in prompts:
         for key in keys_of(prompt):
             for group in groups:
-                for shard in range(group.shards):
-                    if number not in holes:
-                        stored.add((key, group.index, shard))
-                    number += 1
-    stored -= {
-        each for each in stored if hash(each[0][0] % 7) in draw(st.sets(st.integers(0, 6), max_size=1))
-    }
+                how = draw(st.sampled_from(["whole", "whole", "whole", "nothing", "part"]))
+                shards = range(group.shards) if how == "whole" else range(group.shards // 2)
+                if how != "nothing":
+                    stored |= {(key, group.index, shard) for shard in shards}
     asked = draw(st.integers(0, len(prompts) - 1))
     whole = len(prompts[asked]) * CHUNK
     prompt_tokens = max(0, whole + draw(st.integers(-CHUNK, CHUNK)))

@@ -104,6 +104,13 @@ class DaemonProcess:
         """Send the daemon a signal."""
         assert self.process is not None
         os.kill(self.process.pid, number)
+        if number is signal.SIGSTOP:
+            eventually(self._all_stopped, "every thread of the daemon has stopped")
+
+    def _all_stopped(self) -> bool:
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return all((task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for task in tasks)
 
     def kill(self) -> None:
         """SIGKILL, and wait."""
