@@ -313,10 +313,7 @@ def from_wire(error: dict[str, Any]) -> PagewardenError:
     cls = all_errors().get(str(error.get("code")), PagewardenError)
     details = error.get("details")
     rebuilt = cls.__new__(cls)
-    PagewardenError.__init__(
-        rebuilt,
-        str(error.get("message", "")),
-        remedy=str(error.get("remedy", "")),
-        **({str(key): value for key, value in details.items()} if isinstance(details, dict) else {}),
-    )
+    PagewardenError.__init__(rebuilt, str(error.get("message", "")), remedy=str(error.get("remedy", "")))
+    if isinstance(details, dict):
+        rebuilt.details = {str(key): value for key, value in details.items()}
     return rebuilt

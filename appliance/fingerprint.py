@@ -130,8 +130,13 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Fiel
     return [
         FieldDifference(path, left.get(path), right.get(path))
         for path in sorted(left.keys() | right.keys())
-        if left.get(path, absent) != right.get(path, absent)
+        if not _same(left.get(path, absent), right.get(path, absent))
     ]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Equal in canonical text, where 1, 1.0 and true are three values."""
+    return type(ours) is type(theirs) and ours == theirs and repr(ours) == repr(theirs)
 
 
 def merge_layers(per_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -144,8 +149,8 @@ def merge_layers(per_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dic
     owner: dict[str, int] = {}
     for rank in sorted(per_rank):
         for name, facts in per_rank[rank].items():
-            if name in merged and merged[name] != dict(facts):
-                fields = [entry.field for entry in differences(merged[name], facts)]
+            fields = [entry.field for entry in differences(merged[name], facts)] if name in merged else []
+            if fields:
                 raise RanksDisagree(
                     f"Ranks {owner[name]} and {rank} describe layer '{name}' differently in {', '.join(fields)}.",
                     remedy="Start every rank of the engine with the same settings.",
@@ -189,6 +194,11 @@ def _require_complete(record: Mapping[str, Any]) -> None:
     for position, group in enumerate(record["groups"]):
         for name in REQUIRED_GROUP_FIELDS:
             _require(group, name, f"groups[{position}].{name}")
+        if type(group["page_bytes"]) is not int or group["page_bytes"] < 1:
+            raise PartialFingerprint(
+                f"The fingerprint field 'groups[{position}].page_bytes' is {group['page_bytes']!r}; it counts bytes.",
+                field=f"groups[{position}].page_bytes",
+            )
     for layer, facts in record["layers"].items():
         for name in REQUIRED_LAYER_FIELDS:
             _require(facts, name, f"layers.{layer}.{name}")

@@ -56,10 +56,12 @@ class Session:
     reply_bytes: int = 0
 
     def remember_reply(self, request_id: int, body: bytes) -> None:
-        """Keep a reply for a retry of the same request; the oldest go first."""
+        """Keep a reply for a retry of the same request; the oldest go first, the newest is always kept."""
+        self.reply_bytes += len(body) - len(self.replies.pop(request_id, b""))
         self.replies[request_id] = body
-        self.reply_bytes += len(body)
-        while len(self.replies) > _REPLIES_KEPT or self.reply_bytes > _REPLY_BYTES_KEPT:
+        while len(self.replies) > 1 and (
+            len(self.replies) > _REPLIES_KEPT or self.reply_bytes > _REPLY_BYTES_KEPT
+        ):
             _, dropped = self.replies.popitem(last=False)
             self.reply_bytes -= len(dropped)
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from appliance.errors import InvalidSettings
@@ -26,7 +26,7 @@ def default_catalog() -> Path:
 class Settings(BaseSettings):
     """Every setting of ``pagewarden server``; each is also a flag and a variable of the same name."""
 
-    model_config = SettingsConfigDict(env_prefix="PAGEWARDEN_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="PAGEWARDEN_", extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="Address that engines connect to.")
     port: int = Field(
@@ -39,7 +39,7 @@ class Settings(BaseSettings):
         default=True, description="Accepted for LMCache's command lines; object groups are always separate."
     )
     max_workers: int = Field(4, ge=1, le=256, description="Threads for slow work.")
-    l1_size_gb: float = Field(1.0, gt=0, description="Size of L1 in GiB.")
+    l1_size_gb: float = Field(1.0, gt=0, le=1 << 20, description="Size of L1 in GiB.")
     l1_init_size_gb: float | None = Field(
         None, gt=0, description="GiB populated before ready; all by default."
     )
@@ -82,13 +82,13 @@ class Settings(BaseSettings):
             raise ValueError("must be a multiple of 4, the size of a page of memory in KiB")
         return value
 
-    @model_validator(mode="after")
-    def _init_within_size(self) -> Settings:
-        if self.l1_init_size_gb is not None and self.l1_init_size_gb > self.l1_size_gb:
-            raise ValueError(
-                f"l1_init_size_gb={self.l1_init_size_gb:g} is larger than l1_size_gb={self.l1_size_gb:g}"
-            )
-        return self
+    @field_validator("l1_init_size_gb")
+    @classmethod
+    def _init_within_size(cls, value: float | None, info: ValidationInfo) -> float | None:
+        size = info.data.get("l1_size_gb")
+        if value is not None and size is not None and value > size:
+            raise ValueError(f"it is larger than l1_size_gb={size:g}")
+        return value
 
     @property
     def l1_bytes(self) -> int:
@@ -115,8 +115,9 @@ def load_settings(flags: dict[str, Any], config_file: Path | None = None) -> Set
     """
     from_file = _read_file(config_file) if config_file is not None else {}
     # A variable outranks the file, and only init arguments outrank variables: leave out what a variable sets.
+    variables = {name.upper() for name in os.environ}
     below = {
-        name: value for name, value in from_file.items() if f"PAGEWARDEN_{name.upper()}" not in os.environ
+        name: value for name, value in from_file.items() if f"PAGEWARDEN_{name.upper()}" not in variables
     }
     try:
         return Settings(**{**below, **flags})
@@ -137,7 +138,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             values = tomllib.load(file)
     except OSError as error:
         raise InvalidSettings(f"The settings file {path} cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"The settings file {path} is not TOML: {error}.") from error
     unknown = sorted(set(values) - set(Settings.model_fields))
     if unknown:

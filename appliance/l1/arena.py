@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.l1.extents import Run
 from appliance.l1.segment import HeadRecord, Segment
 from appliance.l1.space import ExtentState, Placement, SegmentSpace, split_address
-from appliance.protocol.arena_layout import SegmentLayout, word_of
+from appliance.protocol.arena_layout import MAX_EPOCH_ROWS, SegmentLayout, word_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,20 @@ class Arena:
             self._clear_epochs.clear()
         else:
             self._clear_epochs[namespace] = epoch
+            self._fold_epochs()
         self.spaces[0].segment.write_epochs(self.global_clear_epoch, self._clear_epochs)
         return epoch
+
+    def _fold_epochs(self) -> None:
+        """Keep the table in its bounds: the oldest clear becomes one of all namespaces.
+
+        No clear is undone. Older objects of other namespaces stay in the cache until the next start and are lost there.
+        """
+        while len(self._clear_epochs) > MAX_EPOCH_ROWS:
+            self.global_clear_epoch = min(self._clear_epochs.values())
+            self._clear_epochs = {
+                each: epoch for each, epoch in self._clear_epochs.items() if epoch > self.global_clear_epoch
+            }
 
     def close(self, *, clean: bool) -> None:
         """Close every file; ``clean`` sets the flag that a warm start asks for, last of all."""

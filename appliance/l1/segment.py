@@ -177,12 +177,13 @@ class Segment:
         }
 
     def write_epochs(self, global_epoch: int, epochs: dict[bytes, int]) -> None:
-        """Set the clear epochs; the row count, written last, makes new rows count."""
+        """Set the clear epochs: the global one first, which stands in for rows that go; the row count last."""
+        assert len(epochs) <= layout.MAX_EPOCH_ROWS, "the epoch table would run into the head records"
         rows = np.zeros(len(epochs), dtype=layout.EPOCH_ROW)
         for position, (namespace, epoch) in enumerate(epochs.items()):
             rows[position] = (np.void(namespace), epoch)
-        self._write(rows.tobytes(), layout.HEADER_BYTES)
         self._write_field("global_clear_epoch", global_epoch)
+        self._write(rows.tobytes(), layout.HEADER_BYTES)
         self._write_field("epoch_rows", len(epochs))
 
     # --- records and links ----------------------------------------------------------------------------------

@@ -75,12 +75,17 @@ def split_address(address: int) -> tuple[int, int]:
 
 
 class SegmentSpace:
-    """Allocations of one segment; ``extents_by_state`` always adds up to the populated extents."""
+    """Allocations of one segment; ``extents_by_state`` always adds up to ``populated_extents``.
+
+    Population goes from the first extent to the last and has come to ``entered_extents``; what an earlier boot's writers
+    hold is populated from the start.
+    """
 
     def __init__(self, segment: Segment) -> None:
         count = segment.shape.extent_count
         self.segment = segment
         self.populated_extents = 0
+        self.entered_extents = 0
         self.retired = False
         self.allocator = ExtentAllocator(count)
         # Columns by head extent.
@@ -98,14 +103,15 @@ class SegmentSpace:
 
         ``held`` are extents that an earlier boot's writers may still write; they stay out until they leave limbo.
         """
-        first = self.populated_extents
+        first = self.entered_extents
         begin = first
         for extent in [*sorted(e for e in held if first <= e < first + count), first + count]:
             if extent > begin:
                 self.allocator.release([(begin, extent - begin)])
                 self.extents_by_state[ExtentState.FREE] += extent - begin
+                self.populated_extents += extent - begin
             begin = extent + 1
-        self.populated_extents += count
+        self.entered_extents += count
 
     def reserve(self, extent_count: int, record: HeadRecord) -> Placement | None:
         """Take extents for a writer and enter the reservation in the file before anybody is told."""
@@ -133,6 +139,7 @@ class SegmentSpace:
         self.generations[head] = generation
         self.states[head] = ExtentState.LIMBO
         self.extents_by_state[ExtentState.LIMBO] += self.extent_counts[head]
+        self.populated_extents += self.extent_counts[head]
 
     def commit(self, head: int, record: HeadRecord) -> int:
         """Make a reservation an object; returns its commit word."""

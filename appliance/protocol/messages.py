@@ -12,18 +12,25 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from appliance.errors import InvalidField
-from appliance.geometry import MAX_GROUPS, MAX_SHARDS, GroupKind, ObjectGroup
+from appliance.geometry import MAX_CHUNK_TOKENS, MAX_GROUPS, MAX_SHARDS, GroupKind, ObjectGroup
 from appliance.hashing import KEY_BYTES
+from appliance.protocol.bounds import (
+    MAX_ITEMS,
+    MAX_KEYS,
+    MAX_LEASES_NAMED,
+    MAX_OBJECT_BYTES,
+    MAX_RANKS,
+    U32,
+    U64,
+    Bytes,
+    Facts,
+    GroupIndex,
+    Keys,
+    Name,
+    Ranks,
+    Tokens,
+)
 
-MAX_KEYS = 65_536
-MAX_ITEMS = 65_536
-MAX_LEASES_NAMED = 65_536
-
-U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
-U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
-GroupIndex = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Keys = Annotated[bytes, Field(max_length=MAX_KEYS * KEY_BYTES)]
 
 
 class Message(BaseModel):
@@ -90,7 +97,7 @@ class Hello(Message):
     client: Name
     engine_id: Annotated[str, Field(max_length=256)] = ""
     host: Annotated[str, Field(max_length=256)] = ""
-    pid: Annotated[int, Field(ge=0)] = 0
+    pid: U32 = 0
 
 
 class HelloResult(Lenient):
@@ -119,12 +126,12 @@ class GroupFacts(Message):
     index: GroupIndex
     name: Name
     kind: Annotated[GroupKind, Field(strict=False)]
-    block_tokens: Annotated[int, Field(ge=1)]
+    block_tokens: Annotated[int, Field(ge=1, le=MAX_CHUNK_TOKENS)]
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
-    replicas: Annotated[int, Field(ge=1)]
-    context_shards: Annotated[int, Field(ge=1)] = 1
-    window_tokens: Annotated[int, Field(ge=0)] = 0
-    facts: dict[str, Any]
+    replicas: Ranks
+    context_shards: Ranks = 1
+    window_tokens: Tokens = 0
+    facts: Facts
 
     def group(self) -> ObjectGroup:
         """The geometry of this group."""
@@ -145,7 +152,7 @@ class WorkerGroup(Message):
 
     index: GroupIndex
     shard: Annotated[int, Field(ge=0, lt=MAX_SHARDS)]
-    replica: Annotated[int, Field(ge=0)]
+    replica: Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class Attach(Message):
@@ -155,10 +162,10 @@ class Attach(Message):
     """
 
     attach_id: Annotated[int, Field(ge=1, le=2**63 - 1)]
-    rank: Annotated[int, Field(ge=0)]
-    world_size: Annotated[int, Field(ge=1)]
+    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+    world_size: Ranks
     groups: Annotated[list[WorkerGroup], Field(max_length=MAX_GROUPS)]
-    layers: dict[str, dict[str, Any]]
+    layers: dict[str, Facts]
 
 
 class AttachResult(Lenient):
@@ -175,11 +182,11 @@ class Register(Message):
     """
 
     attach_id: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    world_size: Annotated[int, Field(ge=1)]
-    facts: dict[str, Any]
+    world_size: Ranks
+    facts: Facts
     groups: Annotated[list[GroupFacts], Field(min_length=1, max_length=MAX_GROUPS)]
     require_namespace: Annotated[str, Field(max_length=64)] = ""
-    max_batched_tokens: Annotated[int, Field(ge=0)] = 0
+    max_batched_tokens: Tokens = 0
     snapshots: Annotated[str, Field(max_length=64)] = "chosen"
 
 
@@ -226,7 +233,7 @@ class Heartbeat(Message):
 
     leases: Annotated[list[U64], Field(max_length=MAX_LEASES_NAMED)] = []
     stopped: Annotated[list[U64], Field(max_length=MAX_ITEMS)] = []
-    segments_known: Annotated[int, Field(ge=0)] = 0
+    segments_known: U32 = 0
 
 
 class HeartbeatResult(Lenient):
@@ -256,8 +263,8 @@ class Lookup(Message):
 
     request: Name
     keys: Keys
-    prompt_tokens: Annotated[int, Field(ge=0)]
-    local_tokens: Annotated[int, Field(ge=0)] = 0
+    prompt_tokens: Tokens
+    local_tokens: Tokens = 0
     refused_chunks: Annotated[list[U32], Field(max_length=MAX_KEYS)] = []
 
     @model_validator(mode="after")
@@ -349,7 +356,7 @@ class Reserve(Message):
     chunks: Annotated[list[U32], Field(max_length=MAX_ITEMS)]
     keys: Keys
     parents: Keys
-    lengths: Annotated[list[Annotated[int, Field(ge=1, le=2**40)]], Field(max_length=MAX_ITEMS)]
+    lengths: Annotated[list[Annotated[int, Field(ge=1, le=MAX_OBJECT_BYTES)]], Field(max_length=MAX_ITEMS)]
     salt: Annotated[bytes, Field(max_length=16)] = b""
 
     @model_validator(mode="after")
@@ -423,9 +430,9 @@ class Loads(Message):
 
     lease: U64
     request: Name
-    objects: Annotated[int, Field(ge=0)]
-    bytes_loaded: Annotated[int, Field(ge=0)]
-    seconds: Annotated[float, Field(ge=0)]
+    objects: Annotated[int, Field(ge=0, le=MAX_ITEMS)]
+    bytes_loaded: Bytes
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     failed: Annotated[list[FailedLoad], Field(max_length=MAX_ITEMS)] = []
 
 

@@ -85,7 +85,7 @@ class Populator:
         return 0.0
 
     def _enter(self, first: int, count: int) -> None:
-        assert first == self._space.populated_extents, "extents would enter the pool twice"
+        assert first == self._space.entered_extents, "extents would enter the pool twice"
         self._space.add_populated(count, self._held)
 
     def _want_more_if_low(self) -> None:

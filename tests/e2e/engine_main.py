@@ -51,6 +51,16 @@ def drain(llm: LLM) -> None:
         engine.step()
 
 
+def run_and_abort(llm: LLM, prompts: list[list[int]], sampling: SamplingParams, steps: list[int]) -> None:
+    """Add every prompt and abort request i after `steps[i]` engine steps, wherever it then stands."""
+    engine = llm.llm_engine
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"aborted-{number}", {"prompt_token_ids": prompt}, sampling)
+    for step in range(max(steps) + 1):
+        engine.abort_request([f"aborted-{number}" for number, last in enumerate(steps) if last == step])
+        engine.step()
+
+
 def batch_prompts(batch: dict[str, Any], earlier: list[dict[str, Any]]) -> list[list[int]]:
     """The batch's own prompts, or the next turn of the conversation that the batch before it began."""
     if batch.get("next_turn") is None:
@@ -78,7 +88,11 @@ def run_batch(llm: LLM, batch: dict[str, Any], earlier: list[dict[str, Any]]) ->
     )
     prompts = batch_prompts(batch, earlier)
     started = time.monotonic()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+    outputs = []
+    if batch.get("abort_after_steps") is not None:
+        run_and_abort(llm, prompts, sampling, batch["abort_after_steps"])
+    else:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
     elapsed = time.monotonic() - started
     drain(llm)
     after = counters(llm)

@@ -20,6 +20,7 @@ PLACES = 5
 class Batch:
     """Prompts that the engine gets at once, as token ids.
 
+    With `abort_after_steps`, request i is aborted after that many engine steps and the batch has no answers.
     With `next_turn`, the prompts are those of the batch before it, each with its answer and then these tokens.
     `announce_file` is made when the batch is next; it then starts once `await_file`, if named, exists.
     """
@@ -27,6 +28,7 @@ class Batch:
     prompts: list[list[int]] = field(default_factory=list)
     next_turn: list[int] | None = None
     max_tokens: int = 8
+    abort_after_steps: list[int] | None = None
     reset_local_cache: bool = False
     announce_file: str | None = None
     await_file: str | None = None

@@ -31,6 +31,47 @@ def test_a_failed_load_is_computed_again(
     assert daemon.status()["leases_total"] == 0
 
 
+def test_requests_are_aborted_at_every_stage(
+    checkpoints: Path, references: dict[str, Reference], daemon: Daemon, tmp_path: Path
+) -> None:
+    """While the lookup is out, while it loads, while it computes, and in generated text that crosses a boundary."""
+    reference = references[FAMILY.name]
+    stages = 40
+    stored = [prompt(300, FAMILY.turn_tokens), prompt(301, FAMILY.prompt_tokens)]
+    fresh = [prompt(302 + number, FAMILY.turn_tokens) for number in range(2)]
+    storing = Batch(stored)
+    aborting = [
+        Batch([text] * stages, max_tokens=40, reset_local_cache=True, abort_after_steps=list(range(stages)))
+        for text in (*stored, *fresh)
+    ]
+    # Emptying the engine's own cache fails while any block is still pinned.
+    after = Batch([FAMILY.first], reset_local_cache=True)
+    job = Job(
+        checkpoints / FAMILY.name, [storing, *aborting, after], daemon.connector(), llm={"max_num_seqs": 8}
+    )
+    result = run_engine(tmp_path, job)
+    assert_same_answers(result.batches[-1].answers, [reference.first])
+    status = daemon.status()
+    assert status["leases_total"] == 0
+    assert (status["l1"]["reserved_bytes"], status["l1"]["leased_bytes"]) == (0, 0)
+
+
+def test_preempted_requests_answer_the_same(checkpoints: Path, daemon: Daemon, tmp_path: Path) -> None:
+    """An engine short of blocks preempts; the requests then load what was stored of them and go on."""
+    llama = FAMILIES["llama"]
+    beginning = prompt(400, llama.shared_tokens)
+    prompts = [prompt(401 + number, 500 + 20 * number, after=beginning) for number in range(10)]
+    crowd = Batch(prompts, max_tokens=150)
+    short_of_blocks = {"num_gpu_blocks_override": 24, "max_model_len": 1024, "max_num_seqs": 6}
+    model = checkpoints / llama.name
+    expected = run_engine(tmp_path, Job(model, [crowd], llm=short_of_blocks)).batches[0]
+    result = run_engine(tmp_path, Job(model, [crowd, crowd], daemon.connector(), llm=short_of_blocks))
+    for batch in result.batches:
+        assert batch.preemptions > 0
+        assert_same_answers(batch.answers, expected.answers)
+    assert result.batches[1].external_hit_tokens > 0
+
+
 def test_the_daemon_is_killed_while_requests_run_and_comes_back(
     checkpoints: Path, daemon: Daemon, tmp_path: Path
 ) -> None:
