@@ -49,7 +49,7 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
 class Loop:
     """Turns of: receive and answer all that waits, run what was posted, then let time pass.
 
-    Time passes only after the socket was drained, so that what is queued is heard before anything expires.
+    Nothing expires before the socket was drained, so that a renewal that is queued is heard first.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Loop:
         for work in self._mailbox.take():
             work()
         now = time.monotonic()
-        if drained and now - self._ticked_at >= TICK_SECONDS:
+        if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
-            self._let_time_pass(now)
+            self._let_time_pass(now, drained=drained)
         self._core.history.flush()
 
     def _receive(self) -> bool:
@@ -146,13 +146,14 @@ class Loop:
 
     # --- time ---------------------------------------------------------------------------------------------------
 
-    def _let_time_pass(self, monotonic_seconds: float) -> None:
+    def _let_time_pass(self, monotonic_seconds: float, *, drained: bool) -> None:
         core = self._core
         core.clock.advance(monotonic_seconds)
-        for session in core.sessions.silent(self._session_ttl):
-            membership.end_session(core, session, SessionEnd.TTL)
-        core.leases.expire()
-        core.reservations.expire()
+        if drained:
+            for session in core.sessions.silent(self._session_ttl):
+                membership.end_session(core, session, SessionEnd.TTL)
+            core.leases.expire()
+            core.reservations.expire()
         membership.bury(core)
         core.located &= core.leases.live.keys()
         self.watched_attach_ids = membership.watched(core)
