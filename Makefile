@@ -17,8 +17,8 @@ $(VENV)/.done: pyproject.toml constraints/dev.txt
 
 setup: $(VENV)/.done  ## Make .venv with the pagewarden command in it
 
-run: setup  ## Start the daemon and its dashboard on an embedded default
-	$(BIN)/pagewarden server --l1-size-gb $${PAGEWARDEN_L1_SIZE_GB:-1}
+run: setup  ## Start the daemon, its dashboard and two simulated engines (SIMULATE=0: none)
+	@BIN=$(BIN) scripts/run.sh
 
 test: setup  ## Lint, type-check and run every test that needs no vLLM
 	$(MAKE) --no-print-directory lint

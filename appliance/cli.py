@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from appliance import __version__
+from appliance.check.asking import check_text, run_check
 from appliance.errors import PagewardenError, StartupError
 from appliance.logs import configure_logging
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
@@ -39,6 +41,7 @@ def server(
     ] = None,
     host: Annotated[str | None, typer.Option(help=_help("host"))] = None,
     port: Annotated[int | None, typer.Option(help=_help("port"))] = None,
+    bulk_port: Annotated[int | None, typer.Option(help=_help("bulk_port"))] = None,
     chunk_size: Annotated[int | None, typer.Option(help=_help("chunk_size"))] = None,
     separate_object_groups: Annotated[
         bool | None, typer.Option("--separate-object-groups", help=_help("separate_object_groups"))
@@ -159,9 +162,38 @@ def ttl(
 
 
 @app.command()
+def check(
+    host: _HOST = "127.0.0.1",
+    port: _PORT = DEFAULT_PORT,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Compare arena, index, holds and catalog of the running daemon. Exit status 0 only if all adds up."""
+    with RequestClient(endpoint_of(host, port), client_name=f"pagewarden-cli/{__version__}") as client:
+        try:
+            result = run_check(client)
+        except PagewardenError as error:
+            typer.echo(f"pagewarden: {error.code}: {error}", err=True)
+            raise typer.Exit(1) from None
+    typer.echo(result.model_dump_json(indent=2) if json else check_text(result))
+    raise typer.Exit(0 if result.clean else 1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+def add_commands_of_packages() -> None:
+    """Take in commands of packages that stand on this one: entry points of the group ``pagewarden.commands``.
+
+    Loading one must be cheap, since every command pays for it: what it runs is imported when it runs.
+    """
+    for point in entry_points(group="pagewarden.commands"):
+        app.command(name=point.name)(point.load())
+
+
+add_commands_of_packages()
 
 
 def main() -> None:

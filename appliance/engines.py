@@ -133,6 +133,7 @@ class EngineTable:
         engine.state = EngineState.REGISTERING
         engine.index = None
         engine.error = None
+        engine.notices = []
 
     def settle(self, engine: Engine) -> None:
         """Give the engine its namespace if the scheduler and all ranks are there and agree."""
@@ -225,7 +226,9 @@ class EngineTable:
         return [
             engine.engine_id
             for engine in self.engines.values()
-            if engine.fingerprint is not None and engine.fingerprint.namespace == namespace
+            if engine.state is EngineState.READY
+            and engine.fingerprint is not None
+            and engine.fingerprint.namespace == namespace
         ]
 
 

@@ -245,6 +245,13 @@ class LeaseEnded(HoldError):
     http_status = 410
 
 
+class ReservationEnded(HoldError):
+    """The reservation ended, or is another session's: its bytes are not taken."""
+
+    code = "reservation_ended"
+    http_status = 410
+
+
 class UnknownLease(HoldError):
     """No such lease was granted by this boot to this engine."""
 
@@ -279,6 +286,12 @@ class DaemonUnreachable(Unavailable):
     """No answer came from the daemon within the wait asked for."""
 
     code = "daemon_unreachable"
+
+
+class CheckFailed(Unavailable):
+    """The consistency check could not look at what it checks."""
+
+    code = "check_failed"
 
 
 class NotFound(PagewardenError):

@@ -62,7 +62,9 @@ class ChunkHasher:
         assert chunk_tokens > 0, "a chunk of no tokens would give every prompt the same keys"
         self._chunk_tokens = chunk_tokens
         self._extras = tuple(
-            sorted(identity.extras, key=lambda extra: (extra.offset, extra.length, extra.kind, extra.identity))
+            sorted(
+                identity.extras, key=lambda extra: (extra.offset, extra.length, extra.kind, extra.identity)
+            )
         )
         self._root = hashlib.sha256(
             _framed(_DOMAIN, _U64.pack(chunk_tokens), identity.salt.encode(), identity.adapter.encode())

@@ -10,7 +10,9 @@ from enum import StrEnum
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.l1.store import Reserved, Store, Wanted
+from appliance.protocol.liveness import is_inline
 from appliance.protocol.messages import Grant
+from appliance.tickets import TicketTable, WriteTicket
 
 
 class ReservationState(StrEnum):
@@ -62,7 +64,8 @@ class Reservation:
 class ReservationTable:
     """All live reservations, and those in limbo whose writer has yet to say that it stopped.
 
-    Reserved and limbo bytes of one engine never exceed ``engine_limit_bytes``.
+    Reserved and limbo bytes of one engine never exceed ``engine_limit_bytes``. An inline client writes through the bulk
+    thread, which gets a ticket with each reservation: when that has let go, its memory is free whatever the client does.
     """
 
     store: Store
@@ -75,6 +78,7 @@ class ReservationTable:
     ended: Counter[str] = field(default_factory=Counter)
     reserved_bytes: Counter[str] = field(default_factory=Counter)
     limbo_bytes: Counter[str] = field(default_factory=Counter)
+    tickets: TicketTable = field(default_factory=TicketTable)
     _next: int = 0
 
     def reserve(
@@ -99,12 +103,20 @@ class ReservationTable:
         self.live[reservation.reservation_id] = reservation
         self.by_session.setdefault(session, set()).add(reservation.reservation_id)
         self.reserved_bytes[engine_id] += self._size(reservation)
+        if is_inline(wanted.attach_id):
+            self.tickets.grant_write(self._ticket(reservation))
         return grant, reservation
 
     def commit(self, session: bytes, reservation_id: int, checksum: int) -> Reservation | None:
-        """Make a reservation an object; ``None`` if it has ended (the sender has stopped writing, so limbo ends)."""
+        """Make a reservation an object; ``None`` if it has ended (the sender has stopped writing, so limbo ends).
+
+        An inline one whose bytes have not all arrived ends here.
+        """
         reservation = self.live.get(reservation_id)
         if reservation is None or reservation.session != session:
+            return None
+        if is_inline(reservation.attach_id) and not self.tickets.finish_write(reservation_id):
+            self.end(reservation_id, ReservationState.ABORTED)
             return None
         self._forget(reservation, ReservationState.COMMITTED)
         self.store.commit(reservation.reserved, checksum)
@@ -115,7 +127,10 @@ class ReservationTable:
         reservation = self.live.get(reservation_id)
         if reservation is None:
             return False
-        stopped = cause in WRITER_STOPPED
+        if is_inline(reservation.attach_id):
+            stopped = self.tickets.withdraw_write(reservation_id)
+        else:
+            stopped = cause in WRITER_STOPPED
         self._forget(reservation, cause)
         self.store.end_reservation(reservation.reserved, _REMOVALS[cause], writer_stopped=stopped)
         if not stopped:
@@ -132,7 +147,14 @@ class ReservationTable:
         return sorted(self.revoked.get(attach_id, ()))
 
     def stopped(self, attach_id: int, reservation_id: int) -> bool:
-        """The writer says that its copies for this reservation have stopped: its memory leaves limbo."""
+        """The writer says that its copies for this reservation have stopped: its memory leaves limbo.
+
+        Of an inline client's only the bulk thread can say that.
+        """
+        return not is_inline(attach_id) and self.let_go(attach_id, reservation_id)
+
+    def let_go(self, attach_id: int, reservation_id: int) -> bool:
+        """Nothing writes into this reservation any more: its memory leaves limbo."""
         pending = self.revoked.get(attach_id, {})
         reservation = pending.pop(reservation_id, None)
         if reservation is None:
@@ -144,10 +166,17 @@ class ReservationTable:
         return True
 
     def all_stopped(self, attach_id: int) -> int:
-        """Nothing of this writer is in flight (it says so, or is proven dead): all its limbo is free."""
-        for reservation_id in self.revocations(attach_id):
+        """Nothing of this writer is in flight (it says so, or is proven dead): all its limbo is free.
+
+        Returns the extents that were in limbo. An inline client's are the bulk thread's to free.
+        """
+        if is_inline(attach_id):
+            return 0
+        revoked = self.revoked.get(attach_id, {})
+        extents = sum(each.reserved.extents for each in revoked.values())
+        for reservation_id in list(revoked):
             self.stopped(attach_id, reservation_id)
-        return self.store.arena.leave_limbo_of(attach_id)
+        return extents + self.store.arena.leave_limbo_of(attach_id)
 
     def end_session(self, session: bytes, cause: ReservationState = ReservationState.SESSION_ENDED) -> int:
         """End all reservations of a session."""
@@ -176,6 +205,17 @@ class ReservationTable:
             del self.by_session[reservation.session]
         self.reserved_bytes[reservation.engine_id] -= self._size(reservation)
         self.ended[state.value] += 1
+
+    def _ticket(self, reservation: Reservation) -> WriteTicket:
+        placement = reservation.reserved.placement
+        return WriteTicket(
+            session=reservation.session,
+            attach_id=reservation.attach_id,
+            reservation_id=reservation.reservation_id,
+            segment=self.store.arena.spaces[placement.segment].segment,
+            runs=placement.runs,
+            length=reservation.reserved.record.length,
+        )
 
     def _size(self, reservation: Reservation) -> int:
         return reservation.reserved.extents * self.store.arena.extent_bytes

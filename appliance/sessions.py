@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from appliance.protocol.messages import Role
+from appliance.protocol.messages import Role, Transport
 
 SUSPECT_AFTER_HEARTBEATS = 3
 _REPLIES_KEPT = 64
@@ -51,6 +51,7 @@ class Session:
     heard_at: float
     attach_id: int = 0
     rank: int = -1
+    transport: Transport = Transport.SHARED
     state: SessionState = SessionState.LIVE
     replies: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     reply_bytes: int = 0
@@ -64,6 +65,10 @@ class Session:
         ):
             _, dropped = self.replies.popitem(last=False)
             self.reply_bytes -= len(dropped)
+
+    def forget_reply(self, request_id: int) -> None:
+        """What a kept reply grants was taken back."""
+        self.reply_bytes -= len(self.replies.pop(request_id, b""))
 
 
 @dataclass(slots=True)

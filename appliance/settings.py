@@ -26,11 +26,16 @@ def default_catalog() -> Path:
 class Settings(BaseSettings):
     """Every setting of ``pagewarden server``; each is also a flag and a variable of the same name."""
 
-    model_config = SettingsConfigDict(env_prefix="PAGEWARDEN_", extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = SettingsConfigDict(
+        env_prefix="PAGEWARDEN_", extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
     host: str = Field("127.0.0.1", description="Address that engines connect to.")
     port: int = Field(
         DEFAULT_PORT, ge=0, le=65535, description="Port that engines connect to; 0 picks a free one."
+    )
+    bulk_port: int = Field(
+        0, ge=0, le=65535, description="Port for page bytes of engines on other hosts; 0 picks a free one."
     )
     chunk_size: int = Field(
         256, ge=1, le=1 << 24, description="Least tokens in a chunk; each engine's is negotiated."

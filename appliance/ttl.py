@@ -30,3 +30,7 @@ class Ttls:
         else:
             setattr(self, name, value_seconds)
         return before
+
+    def drop_override(self, name: str, namespace: str) -> None:
+        """The namespace follows the global value again."""
+        self.overrides.pop((name, namespace), None)

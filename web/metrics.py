@@ -61,6 +61,7 @@ class StatusCollector(Collector):
         yield from _engines(status, self._snapshot.totals.by_namespace)
         yield from _holds(status)
         yield from _evictions(status)
+        yield from _inline(status)
         yield from _catalog(status)
         yield from _loops(status)
 
@@ -206,6 +207,28 @@ def _evictions(status: DaemonStatus) -> Iterator[Metric]:
         ("cause",),
         _by_word(status.evicted_bytes),
     )
+
+
+def _inline(status: DaemonStatus) -> Iterator[Metric]:
+    inline = status.inline
+    yield _counters(
+        "pagewarden_inline_bytes",
+        "Page bytes of engines that cannot map the arena, by direction.",
+        ("direction",),
+        {("in",): inline.bytes_in, ("out",): inline.bytes_out},
+    )
+    yield _counters(
+        "pagewarden_inline_frames",
+        "Frames that carried them.",
+        ("direction",),
+        {("in",): inline.frames_in, ("out",): inline.frames_out},
+    )
+    yield _counter(
+        "pagewarden_inline_stalls",
+        "Answers that found no room because their engine did not read.",
+        inline.stalls,
+    )
+    yield _counter("pagewarden_inline_refusals", "Bulk requests answered with an error.", inline.refusals)
 
 
 def _catalog(status: DaemonStatus) -> Iterator[Metric]:

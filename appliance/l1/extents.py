@@ -30,6 +30,11 @@ class ExtentAllocator:
         """Extents that can be handed out now."""
         return self._top
 
+    @property
+    def free_mask(self) -> NDArray[np.bool_]:
+        """Which extents are free, as it changes; not to be written."""
+        return self._is_free
+
     def allocate(self, count: int) -> list[Run] | None:
         """``count`` extents as runs in ascending order, or ``None`` if there are not so many."""
         if count > self._top or count < 1:

@@ -203,6 +203,53 @@ class NamespaceIndex:
         self._free_rows.append(row)
         return True
 
+    # --- for the consistency check ------------------------------------------------------------------------------
+
+    @property
+    def rows_made(self) -> int:
+        """Rows that were ever in use; they are the first ones of every column."""
+        return self._rows_made
+
+    @property
+    def key_count(self) -> int:
+        """Keys that lead to a row."""
+        return sum(len(mapping) for mapping in self._maps)
+
+    @property
+    def objects_per_row(self) -> int:
+        """Objects that a complete chunk has, over all groups and shards."""
+        return self._shards
+
+    @property
+    def object_columns(self) -> tuple[Rows, Rows]:
+        """Group and shard of each object of a row, in the order of :meth:`addresses_of_rows`."""
+        places = [(g, shard) for g, group in enumerate(self.groups) for shard in range(group.shards)]
+        columns = np.array(places, dtype=np.int64)
+        return columns[:, 0], columns[:, 1]
+
+    def free_rows(self) -> list[int]:
+        """Rows that were given back."""
+        return list(self._free_rows)
+
+    def mapped_rows(self, first: int, last: int) -> NDArray[np.bool_]:
+        """Whether a key leads to each row of ``first .. last - 1``."""
+        mapped: NDArray[np.bool_] = self._mapped.array[first:last] != 0
+        return mapped
+
+    def addresses_of_rows(self, first: int, last: int) -> NDArray[np.int64]:
+        """Addresses of rows ``first .. last - 1``, -1 where nothing lies; (rows, objects of a row)."""
+        stored = self._address.array[first * self._shards : last * self._shards]
+        return stored.reshape(-1, self._shards).astype(np.int64) - 1
+
+    def doomed_addresses(self) -> list[int]:
+        """Addresses of all objects that left the cache while a lease reads them."""
+        used = self.doomed.array[: self._rows_made * self.group_count]
+        found = []
+        for entry in np.flatnonzero(used).tolist():
+            row, group = divmod(entry, self.group_count)
+            found += [self.address(row, group, shard) for shard in _bits(int(used[entry]))]
+        return found
+
     # --- entries and objects ----------------------------------------------------------------------------------
 
     def entry(self, row: int, group: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,10 +212,15 @@ class Segment:
             self._write(bytes((layout.STATE_FREE,)), offset + layout.STATE_OFFSET)
         self._write(_WORD.pack(layout.word_of(generation, committed=False)), offset)
 
-    def read_records(self) -> NDArray[np.void]:
-        """The whole record table."""
-        raw = self._read(self.shape.extent_count * layout.RECORD_BYTES, self.shape.records_offset)
+    def read_records(self, first: int = 0, count: int | None = None) -> NDArray[np.void]:
+        """The record table: ``count`` records from ``first`` on, all of them by default."""
+        count = self.shape.extent_count - first if count is None else count
+        raw = self._read(count * layout.RECORD_BYTES, self.shape.record_offset(first))
         return np.frombuffer(raw, dtype=layout.RECORD)
+
+    def read_record(self, extent: int) -> bytes:
+        """The bytes of one record."""
+        return self._read(layout.RECORD_BYTES, self.shape.record_offset(extent))
 
     def read_links(self) -> NDArray[np.void]:
         """The whole link table."""
@@ -239,6 +245,44 @@ class Segment:
         """Bytes of one extent on."""
         return self._read(length, self.shape.extent_offset(extent) + offset)
 
+    def write_data(self, runs: Sequence[Run], offset: int, data: memoryview) -> None:
+        """Bytes of an object's stream, from ``offset`` on. From any thread."""
+        done = 0
+        for position, length in self._pieces(runs, offset, len(data)):
+            self._write(data[done : done + length], position)
+            done += length
+
+    def read_data(self, runs: Sequence[Run], offset: int, length: int) -> bytearray:
+        """Bytes of an object's stream, from ``offset`` on. From any thread."""
+        data = bytearray(length)
+        view = memoryview(data)
+        for position, piece in self._pieces(runs, offset, length):
+            done = 0
+            while done < piece:
+                got = os.preadv(self._fd, [view[done:piece]], position + done)
+                if not got:
+                    raise ArenaUnusable(f"The segment {self.path.name} ends before byte {position + piece}.")
+                done += got
+            view = view[piece:]
+        return data
+
+    def read_word(self, extent: int) -> int:
+        """The commit word of the object that begins at ``extent``, as it stands in the file. From any thread."""
+        word: int = _WORD.unpack(self._read(_WORD.size, self.shape.record_offset(extent)))[0]
+        return word
+
+    def _pieces(self, runs: Sequence[Run], offset: int, length: int) -> Iterator[tuple[int, int]]:
+        """Where a piece of a stream lies: offsets and lengths in the file."""
+        for first, count in runs:
+            size = count * self.shape.extent_bytes
+            if offset < size and length > 0:
+                piece = min(size - offset, length)
+                yield self.shape.extent_offset(first) + offset, piece
+                length -= piece
+                offset += piece
+            offset -= size
+        assert length <= 0, "bytes beyond an object's extents would be somebody else's"
+
     def poison_and_unlink(self) -> None:
         """Make the file unusable for a new reader, and let its memory go with the last mapping."""
         self._write(layout.POISONED, 0)
@@ -262,7 +306,7 @@ class Segment:
             offset += len(piece)
         return b"".join(pieces)
 
-    def _write(self, data: bytes, offset: int) -> None:
+    def _write(self, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, offset)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from appliance.l1.columns import Column
 from appliance.l1.extents import ExtentAllocator, Run
@@ -170,6 +171,10 @@ class SegmentSpace:
         self.extent_counts[head] = 0
         self.allocator.release(runs)
         return count
+
+    def run_columns(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """By the first extent of a run: extents in it, and the first of the next; as they change, not to be written."""
+        return np.frombuffer(self._run_counts, np.uint32), np.frombuffer(self._run_nexts, np.uint32)
 
     def runs(self, head: int) -> list[Run]:
         """The extent runs of an allocation, in stream order."""

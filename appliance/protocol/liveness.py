@@ -14,8 +14,16 @@ from pathlib import Path
 
 from appliance.protocol.arena_layout import lock_name
 
+INLINE_ATTACH_IDS = 2**62
+"""Attach ids from here on are those of inline clients: they have no lock, and only the daemon writes for them."""
+
 # struct flock on 64-bit Linux: type, whence, start, length, pid (with the padding the ABI has).
 _FLOCK = struct.Struct("hhqqi4x")
+
+
+def is_inline(attach_id: int) -> bool:
+    """Whether an attach id is an inline client's."""
+    return attach_id >= INLINE_ATTACH_IDS
 
 
 def is_alive(directory: Path, attach_id: int) -> bool:

@@ -32,7 +32,6 @@ from appliance.protocol.bounds import (
 )
 
 
-
 class Message(BaseModel):
     """Strict and closed: a field of another type or another name is refused, never coerced or ignored."""
 
@@ -51,6 +50,13 @@ class Role(StrEnum):
     SCHEDULER = "scheduler"
     WORKER = "worker"
     ADMIN = "admin"
+
+
+class Transport(StrEnum):
+    """How a worker's page bytes travel."""
+
+    SHARED = "shared"
+    INLINE = "inline"
 
 
 class Grant(IntEnum):
@@ -108,6 +114,9 @@ class HelloResult(Lenient):
     heartbeat_seconds: float
     session_ttl_seconds: float
     arena_dir: str
+    bulk_port: int = 0
+    bulk_frame_bytes: int = 0
+    bulk_credits: int = 0
 
 
 class SegmentInfo(Lenient):
@@ -158,7 +167,8 @@ class WorkerGroup(Message):
 class Attach(Message):
     """A worker enters under its engine's id, holding the lock file named after ``attach_id``.
 
-    The message also says that no copy from before it is in flight: whatever this attach id held is free at once.
+    The message also says that no copy from before it is in flight: whatever this attach id held is free at once. With the
+    transport *inline* the worker writes nothing itself and has no lock; its attach id is from ``INLINE_ATTACH_IDS`` on.
     """
 
     attach_id: Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -166,10 +176,11 @@ class Attach(Message):
     world_size: Ranks
     groups: Annotated[list[WorkerGroup], Field(max_length=MAX_GROUPS)]
     layers: dict[str, Facts]
+    transport: Annotated[Transport, Field(strict=False)] = Transport.SHARED
 
 
 class AttachResult(Lenient):
-    """The arena to map."""
+    """The arena to map; nothing where the transport is inline."""
 
     segments: list[SegmentInfo]
 
@@ -483,6 +494,40 @@ class SetTtlResult(Lenient):
     after_seconds: float
 
 
+class Check(Message):
+    """Starts a consistency check, or joins the one under way, where ``run`` is 0; else asks how that one stands."""
+
+    run: U32 = 0
+
+
+class CheckFinding(Lenient):
+    """One thing that does not add up: ``sentence`` names ``subject`` and says what is wrong with it."""
+
+    kind: str
+    subject: str
+    sentence: str
+
+
+class CheckResult(Lenient):
+    """How a check stands. ``findings``, at most 500 of them, and ``notes`` come when it is ``done``.
+
+    ``clean`` is whether it is done and found nothing. ``failure`` says why it could not be carried through.
+    ``longest_look_ms`` is the longest time for which it kept the daemon's loop from its peers.
+    """
+
+    run: int
+    done: bool
+    clean: bool
+    failure: str = ""
+    seconds: float
+    looks: int
+    longest_look_ms: float
+    checked: dict[str, int]
+    findings_total: int
+    findings: list[CheckFinding] = []
+    notes: list[str] = []
+
+
 REQUESTS: dict[str, type[Message]] = {
     "hello": Hello,
     "attach": Attach,
@@ -500,6 +545,7 @@ REQUESTS: dict[str, type[Message]] = {
     "ping": Empty,
     "clear": Clear,
     "set_ttl": SetTtl,
+    "check": Check,
 }
 """Every operation of this protocol version."""
 

@@ -123,6 +123,7 @@ class EngineStatus(Lenient):
     reserved_bytes: int
     limbo_bytes: int
     notices: list[str]
+    transport: str = ""
 
 
 class LeaseStatus(Lenient):
@@ -152,6 +153,21 @@ class LeaseEndStatus(Lenient):
     bytes: int
     age_seconds: float
     ended_ago_seconds: float
+
+
+class InlineStatus(Lenient):
+    """The bulk socket: page bytes of clients that share no memory with the daemon. Counted since the start."""
+
+    port: int = 0
+    sessions: int = 0
+    frames_in: int = 0
+    bytes_in: int = 0
+    frames_out: int = 0
+    bytes_out: int = 0
+    refusals: int = 0
+    stalls: int = 0
+    stalled_peers: int = 0
+    answers_dropped: int = 0
 
 
 class CatalogStatus(Lenient):
@@ -190,6 +206,7 @@ class DaemonStatus(Lenient):
     evicted_bytes: dict[str, int]
     miss_reasons: dict[str, int]
     counters: dict[str, int]
+    inline: InlineStatus = InlineStatus()
     catalog: CatalogStatus
     loops: list[LoopStatus]
     settings: dict[str, Any]

@@ -1,12 +1,12 @@
-"""Ping, status, clear, TTLs: what an admin client asks."""
+"""Ping, status, clear, TTLs, check: what an admin client asks."""
 
 from __future__ import annotations
 
 import time
 
 from appliance.catalog.events import ClearRecorded, SettingChanged
-from appliance.errors import InvalidField, NotFound
-from appliance.protocol.messages import Clear, ClearResult, Ping, Role, SetTtl, SetTtlResult
+from appliance.errors import InvalidField, NotFound, ShuttingDown
+from appliance.protocol.messages import Check, Clear, ClearResult, Ping, Role, SetTtl, SetTtlResult
 from appliance.reservations import ReservationState
 from appliance.server.answers import Answer, Durable
 from appliance.server.core import Core, require_role
@@ -16,6 +16,14 @@ from appliance.sessions import Session
 def ping(core: Core) -> Answer:
     """The loop answers."""
     return Answer(Ping(uptime_seconds=time.monotonic() - core.started_monotonic, phase=core.phase.value))
+
+
+def check(core: Core, session: Session, args: Check) -> Answer:
+    """Start a consistency check, or tell how one stands: it runs on a thread of its own, in short looks."""
+    require_role(session, Role.ADMIN)
+    if core.ask_check is None:
+        raise ShuttingDown("The daemon does not serve yet.")
+    return Answer(core.ask_check(args.run))
 
 
 def clear(core: Core, session: Session, args: Clear) -> Durable:
@@ -59,17 +67,20 @@ def set_ttl(core: Core, session: Session, args: SetTtl) -> Durable:
             f"({3 * core.settings.heartbeat_seconds:g} s) would end live sessions.",
             field="value_seconds",
         )
+    had_override = (args.name, args.namespace) in core.ttls.overrides
     before = core.ttls.set(args.name, args.value_seconds, args.namespace)
     core.store.incomplete_grace_seconds = core.ttls.write_ttl_seconds
     row = SettingChanged(args.name, args.namespace, args.value_seconds, time.time(), args.requested_by)
     return Durable(
         SetTtlResult(before_seconds=before, after_seconds=args.value_seconds),
         row,
-        undo=lambda: _restore(core, args, before),
+        undo=lambda: _restore(core, args, before, had_override=had_override),
     )
 
 
-def _restore(core: Core, args: SetTtl, before: float) -> None:
+def _restore(core: Core, args: SetTtl, before: float, *, had_override: bool) -> None:
     """The change could not be made durable, so it does not hold."""
     core.ttls.set(args.name, before, args.namespace)
+    if args.namespace and not had_override:
+        core.ttls.drop_override(args.name, args.namespace)
     core.store.incomplete_grace_seconds = core.ttls.write_ttl_seconds

@@ -18,12 +18,13 @@ from appliance.l1.arena import Arena
 from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.store import Store
-from appliance.leases import LeaseTable
-from appliance.protocol.messages import Attach, Difference, Role, SegmentInfo
+from appliance.leases import LeaseEnding, LeaseTable
+from appliance.protocol.messages import Attach, CheckResult, Difference, Role, SegmentInfo
 from appliance.reservations import ReservationTable
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable
 from appliance.settings import Settings
+from appliance.tickets import TicketTable
 from appliance.ttl import Ttls
 
 
@@ -86,12 +87,15 @@ class Core:
     engines: EngineTable
     started_monotonic: float
     started_unix: float
+    tickets: TicketTable
+    bulk_port: int = 0
     phase: Phase = Phase.STARTING
     counters: Counter[str] = field(default_factory=Counter)
     miss_reasons: Counter[str] = field(default_factory=Counter)
     refusals: dict[tuple[str, str], RefusalRecord] = field(default_factory=dict)
     located: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)
+    ask_check: Callable[[int], CheckResult] | None = None
 
     def move_to(self, phase: Phase) -> None:
         """Change the phase."""
@@ -194,6 +198,12 @@ def build_core(
         history.fingerprint_seen(fingerprint, groups, chunk_tokens)
         return store.namespace(fingerprint.namespace, fingerprint.model, groups, chunk_tokens)
 
+    tickets = TicketTable()
+
+    def lease_ended(ending: LeaseEnding) -> None:
+        tickets.lease_ended(ending.lease.lease_id)
+        history.lease_ended(ending)
+
     return Core(
         settings=settings,
         boot=boot,
@@ -202,12 +212,17 @@ def build_core(
         clock=clock,
         ttls=ttls,
         store=store,
-        leases=LeaseTable(store, clock, history.lease_ended, first_id),
+        leases=LeaseTable(store, clock, lease_ended, first_id),
         reservations=ReservationTable(
-            store, clock, first_id, int(settings.l1_bytes * settings.engine_inflight_share)
+            store,
+            clock,
+            first_id,
+            int(settings.l1_bytes * settings.engine_inflight_share),
+            tickets=tickets,
         ),
         sessions=SessionTable(clock, settings.heartbeat_seconds),
         engines=EngineTable(settings.chunk_size, make_index),
         started_monotonic=time.monotonic(),
         started_unix=time.time(),
+        tickets=tickets,
     )

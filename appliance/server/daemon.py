@@ -19,6 +19,7 @@ from appliance.catalog.events import RestartRecorded
 from appliance.catalog.health import CatalogState
 from appliance.catalog.recovery import ControlState, load_control_state
 from appliance.catalog.writer import CatalogWriter
+from appliance.check.runner import CheckRunner
 from appliance.errors import (
     CatalogUnavailable,
     CatalogUnreadable,
@@ -36,6 +37,7 @@ from appliance.protocol.status import CatalogStatus, Gate
 from appliance.protocol.wire import ID_BYTES
 from appliance.server import membership
 from appliance.server.background import BackgroundLoop, Mailbox
+from appliance.server.bulk import BulkServer, bind_bulk
 from appliance.server.core import Core, Phase, build_core
 from appliance.server.dispatch import Dispatcher, Waiting
 from appliance.server.loop import Loop, bind_router
@@ -43,6 +45,7 @@ from appliance.server.population import Populator
 from appliance.server.room import check_room
 from appliance.server.web_child import WebChild
 from appliance.settings import LOOPBACK, Settings
+from appliance.tickets import WriteTicket
 from appliance.ttl import TTL_NAMES, Ttls
 
 _log = structlog.get_logger(__name__)
@@ -71,6 +74,7 @@ class Daemon:
         _check_settings(self._settings)
         os.umask(0o077)  # arena, catalog and sockets are this user's alone
         router, port = self._bind()
+        bulk_router, bulk_port = self._bind_bulk()
         control = _open_catalog(self._settings)
         shape = SegmentLayout(
             self._settings.l1_bytes // self._settings.extent_bytes, self._settings.extent_bytes
@@ -83,16 +87,14 @@ class Daemon:
             boot=self._boot,
         )
         self._assemble(opened, control, router)
+        self._add_bulk(bulk_router, bulk_port)
         self._serve(opened, port)
         return 0
 
     def _bind(self) -> tuple[zmq.Socket[bytes], int]:
         settings = self._settings
         try:
-            router = bind_router(
-                self._context,
-                endpoint_of(settings.host, settings.port) if settings.port else _any(settings.host),
-            )
+            router = bind_router(self._context, _endpoint(settings.host, settings.port))
         except zmq.ZMQError as error:
             raise PortInUse(
                 f"The address {settings.host}:{settings.port} cannot be used: {error.strerror or error}.",
@@ -100,9 +102,20 @@ class Daemon:
             ) from error
         if not settings.no_web and settings.http_port:
             _check_http(settings)
-        endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
-        text = endpoint.decode() if isinstance(endpoint, bytes) else str(endpoint)
-        return router, int(text.rsplit(":", 1)[1].rstrip("\0"))
+        return router, _port_of(router)
+
+    def _bind_bulk(self) -> tuple[zmq.Socket[bytes], int]:
+        """The bulk socket has a context, and so an IO thread, of its own: page bytes delay no control message."""
+        settings = self._settings
+        self._bulk_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            router = bind_bulk(self._bulk_context, _endpoint(settings.host, settings.bulk_port))
+        except zmq.ZMQError as error:
+            raise PortInUse(
+                f"The address {settings.host}:{settings.bulk_port} cannot be used: {error.strerror or error}.",
+                remedy="Stop the process that listens there, or choose another with --bulk-port.",
+            ) from error
+        return router, _port_of(router)
 
     def _assemble(self, opened: Opened, control: ControlState, router: zmq.Socket[bytes]) -> None:
         settings = self._settings
@@ -110,6 +123,8 @@ class Daemon:
         opened.arena.clear_epoch_floor = control.highest_epoch
         self._catalog = CatalogWriter(settings.catalog, on_durable=self._on_durable)
         self._core = build_core(settings, self._boot, opened.arena, self._catalog.submit, ttls)
+        checks = CheckRunner(self._core, self._mailbox.post, settings.catalog, self._catalog_queue)
+        self._core.ask_check = checks.ask
         self._dispatcher = Dispatcher(self._core, self._health, self._require_catalog)
         self._loop = Loop(self._core, self._dispatcher, router, self._mailbox, self._submit_control)
         self._router = router
@@ -121,6 +136,14 @@ class Daemon:
             BackgroundLoop("phases", self._watch_phases),
         ]
 
+    def _add_bulk(self, router: zmq.Socket[bytes], port: int) -> None:
+        self._core.bulk_port = port
+        self._bulk = BulkServer(router, port, self._boot, self._core.tickets, self._let_go)
+
+    def _let_go(self, ticket: WriteTicket) -> None:
+        """On the bulk thread: a write has ended whose reservation ended before it."""
+        self._mailbox.post(_freed(self._core, ticket))
+
     # --- service ------------------------------------------------------------------------------------------------
 
     def _serve(self, opened: Opened, port: int) -> None:
@@ -129,6 +152,7 @@ class Daemon:
             "daemon started",
             boot=self._boot.hex(),
             endpoint=endpoint_of(settings.host, port),
+            bulk_endpoint=endpoint_of(settings.host, self._bulk.port),
             arena=str(settings.arena_dir),
             l1_bytes=settings.l1_bytes,
             catalog=str(settings.catalog),
@@ -151,6 +175,7 @@ class Daemon:
         self._core.move_to(Phase.POPULATING)
         thread = threading.Thread(target=self._loop.run, name="loop", daemon=True)
         thread.start()
+        self._bulk.start()
         for loop in self._loops:
             loop.start()
         web = None if settings.no_web else WebChild(settings, port)
@@ -170,6 +195,7 @@ class Daemon:
         while not drained.is_set() and time.monotonic() < deadline:
             self._mailbox.post(lambda: drained.set() if not self._under_way() else None)
             drained.wait(0.05)
+        bulk_ended = self._bulk.stop(2.0)
         for loop in self._loops:
             loop.stop(2.0)
         if web is not None:
@@ -180,7 +206,9 @@ class Daemon:
         self._core.move_to(Phase.STOPPED)
         self._router.close(linger=0)
         self._context.term()
-        self._core.arena.close(clean=drained.is_set() and not thread.is_alive())
+        if bulk_ended:
+            self._bulk_context.term()
+        self._core.arena.close(clean=drained.is_set() and not thread.is_alive() and bulk_ended)
         _log.info("stopped", drained=drained.is_set(), history_flushed=flushed)
 
     def _under_way(self) -> bool:
@@ -216,6 +244,9 @@ class Daemon:
 
     def _on_durable(self, token: int, error: PagewardenError | None) -> None:
         self._mailbox.post(lambda: self._loop.durable(token, error))
+
+    def _catalog_queue(self) -> int:
+        return self._catalog.health().queued
 
     def _require_catalog(self) -> None:
         health = self._catalog.health()
@@ -255,7 +286,12 @@ class Daemon:
                 dropped=catalog.dropped,
                 last_commit_age_seconds=catalog.last_commit_age_seconds,
             ),
-            "loops": [self._loop.pulse.status(), *(loop.pulse.status() for loop in self._loops)],
+            "inline": self._bulk.status(),
+            "loops": [
+                self._loop.pulse.status(),
+                self._bulk.pulse.status(),
+                *(loop.pulse.status() for loop in self._loops),
+            ],
         }
 
 
@@ -263,8 +299,24 @@ def _died(core: Core, attach_id: int) -> Callable[[], None]:
     return lambda: membership.process_died(core, attach_id)
 
 
-def _any(host: str) -> str:
+def _freed(core: Core, ticket: WriteTicket) -> Callable[[], None]:
+    def free() -> None:
+        core.reservations.let_go(ticket.attach_id, ticket.reservation_id)
+
+    return free
+
+
+def _endpoint(host: str, port: int) -> str:
+    """Where to bind; port 0 means any."""
+    if port:
+        return endpoint_of(host, port)
     return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
+
+
+def _port_of(router: zmq.Socket[bytes]) -> int:
+    endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+    text = endpoint.decode() if isinstance(endpoint, bytes) else str(endpoint)
+    return int(text.rsplit(":", 1)[1].rstrip("\0"))
 
 
 def _check_settings(settings: Settings) -> None:

@@ -40,6 +40,7 @@ _IN_SESSION: dict[str, Callable[..., Answer | Durable]] = {
     "abort": writing.abort,
     "clear": admin.clear,
     "set_ttl": admin.set_ttl,
+    "check": admin.check,
 }
 _DURABLE = frozenset({"clear", "set_ttl"})
 _REPEATABLE = frozenset({"heartbeat", "release", "loads"})
@@ -132,9 +133,16 @@ class Dispatcher:
             self._waiting.add((session.session_id, request.request_id))
             return Waiting(request, session, answer)
         outgoing = self._packed(request, answer)
-        if request.op not in _REPEATABLE:
-            session.remember_reply(request.request_id, outgoing.body)
-        return outgoing
+        if request.op in _REPEATABLE:
+            return outgoing
+        session.remember_reply(request.request_id, outgoing.body)
+
+        def undo() -> None:
+            # A retry must not be told of memory that was taken back: it is granted anew.
+            session.forget_reply(request.request_id)
+            outgoing.undo()
+
+        return Outgoing(outgoing.body, undo)
 
     def _session(self, request: Request) -> Session:
         if request.boot not in (NO_ID, self._core.boot):

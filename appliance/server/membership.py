@@ -10,7 +10,8 @@ from appliance import __version__
 from appliance.engines import Engine, EngineState
 from appliance.errors import AttachmentNotProven, InvalidField, UnsupportedVersion, WrongRole
 from appliance.protocol import PROTOCOL_VERSION
-from appliance.protocol.liveness import is_alive
+from appliance.protocol.bulk import BULK_CREDITS, BULK_FRAME_BYTES
+from appliance.protocol.liveness import INLINE_ATTACH_IDS, is_alive, is_inline
 from appliance.protocol.messages import (
     Attach,
     AttachResult,
@@ -24,6 +25,7 @@ from appliance.protocol.messages import (
     RegisterResult,
     Role,
     Settlement,
+    Transport,
 )
 from appliance.server.answers import Answer
 from appliance.server.core import Core, require_role
@@ -59,6 +61,9 @@ def hello(core: Core, session_id: bytes, args: Hello) -> Answer:
             heartbeat_seconds=core.settings.heartbeat_seconds,
             session_ttl_seconds=core.ttls.session_ttl_seconds,
             arena_dir=str(core.arena.directory),
+            bulk_port=core.bulk_port,
+            bulk_frame_bytes=BULK_FRAME_BYTES,
+            bulk_credits=BULK_CREDITS,
         )
     )
 
@@ -66,35 +71,49 @@ def hello(core: Core, session_id: bytes, args: Hello) -> Answer:
 def attach(core: Core, session: Session, args: Attach) -> Answer:
     """A worker enters under its engine's id."""
     require_role(session, Role.WORKER)
-    _prove(core, args.attach_id)
+    _check_attach_id(args)
+    if args.transport is Transport.SHARED:
+        _prove(core, args.attach_id)
     if any(s.attach_id == args.attach_id and s is not session for s in core.sessions.live.values()):
         raise AttachmentNotProven(f"The attach id {args.attach_id:#x} belongs to another live session.")
     core.reservations.end_session(session.session_id)
     core.reservations.all_stopped(args.attach_id)
     core.dead.pop(args.attach_id, None)
-    session.attach_id, session.rank = args.attach_id, args.rank
+    session.attach_id, session.rank, session.transport = args.attach_id, args.rank, args.transport
+    core.tickets.close_session(session.session_id)
+    if args.transport is Transport.INLINE:
+        core.tickets.open_session(session.session_id)
     engine = core.engines.engine(session.engine_id, time.time())
     replaced = core.engines.attach(engine, session.session_id, args)
     _end_replaced(core, replaced)
     _after_change(core, engine)
     _log.info(
-        "worker attached", engine=engine.engine_id, rank=args.rank, state=engine.state, reason=engine.reason
+        "worker attached",
+        engine=engine.engine_id,
+        rank=args.rank,
+        transport=args.transport,
+        state=engine.state,
+        reason=engine.reason,
     )
-    return Answer(AttachResult(segments=core.segments()))
+    return Answer(AttachResult(segments=core.segments() if args.transport is Transport.SHARED else []))
 
 
 def register(core: Core, session: Session, args: Register) -> Answer:
     """The scheduler describes its engine."""
     require_role(session, Role.SCHEDULER)
     if args.attach_id:
+        if is_inline(args.attach_id):
+            raise InvalidField("The field 'attach_id' is of those that have no lock.", field="attach_id")
         _prove(core, args.attach_id)
         session.attach_id = args.attach_id
     engine = core.engines.engine(session.engine_id, time.time())
+    former = engine.scheduler
     try:
-        replaced = core.engines.register(engine, session.session_id, args)
+        core.engines.register(engine, session.session_id, args)
     finally:
         _log.info("engine registered", engine=engine.engine_id, state=engine.state, reason=engine.reason)
-    _end_replaced(core, replaced)
+        if engine.scheduler != former:  # refused or not, this one is the engine's scheduler now
+            _end_replaced(core, former)
     _after_change(core, engine)
     waiting = "" if engine.state is EngineState.READY else engine.reason
     return Answer(RegisterResult(settled=settlement(core, engine), waiting=waiting))
@@ -115,11 +134,12 @@ def heartbeat(core: Core, session: Session, args: Heartbeat) -> Answer:
     namespace = engine.fingerprint.namespace if engine and engine.fingerprint else ""
     if engine is not None and session.role is Role.SCHEDULER:
         core.history.engine_seen(engine, session)
+    maps = session.role is Role.WORKER and session.transport is Transport.SHARED
     return Answer(
         HeartbeatResult(
             leases_ended=gone,
             revoked=core.reservations.revocations(session.attach_id) if session.role is Role.WORKER else [],
-            segments=core.segments(args.segments_known) if session.role is Role.WORKER else [],
+            segments=core.segments(args.segments_known) if maps else [],
             settled=settlement(core, engine) if engine is not None else None,
             waiting=engine.reason if engine is not None and engine.state is not EngineState.READY else "",
             refused=engine.error.to_wire() if engine is not None and engine.error is not None else None,
@@ -159,6 +179,7 @@ def end_session(core: Core, session: Session, cause: SessionEnd) -> None:
     """End a session and all that it held; what its writer may still write goes to limbo."""
     core.leases.end_session(session.session_id)
     core.reservations.end_session(session.session_id)
+    core.tickets.close_session(session.session_id)
     core.sessions.remove(session)
     engine = core.engines.engines.get(session.engine_id)
     if engine is not None and session.session_id in engine.sessions:
@@ -193,9 +214,21 @@ def bury(core: Core) -> int:
 
 
 def watched(core: Core) -> tuple[int, ...]:
-    """Attach ids whose death matters: those of sessions, and those that hold limbo."""
+    """Attach ids whose death matters and can be proven: those of sessions, and those that hold limbo."""
     ids = {session.attach_id for session in core.sessions.live.values() if session.attach_id}
-    return tuple((ids | set(core.arena.limbo_by_attach)) - set(core.dead))
+    ids |= set(core.arena.limbo_by_attach)
+    return tuple(each for each in ids - set(core.dead) if not is_inline(each))
+
+
+def _check_attach_id(args: Attach) -> None:
+    """Ids with a lock and ids without never meet: memory that a locked process may write is freed by nobody else."""
+    if is_inline(args.attach_id) != (args.transport is Transport.INLINE):
+        side = "from" if args.transport is Transport.INLINE else "below"
+        raise InvalidField(
+            f"The field 'attach_id' is {args.attach_id:#x}; with the transport '{args.transport}' it is "
+            f"{side} {INLINE_ATTACH_IDS:#x}.",
+            field="attach_id",
+        )
 
 
 def _prove(core: Core, attach_id: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,10 +26,12 @@ from appliance.protocol.messages import (
     Release,
     ReleaseResult,
     Role,
+    Transport,
 )
 from appliance.server.answers import Answer
 from appliance.server.core import Core, Phase, require_role
 from appliance.sessions import Session
+from appliance.tickets import ReadTicket
 
 
 def lookup(core: Core, session: Session, args: Lookup) -> Answer:
@@ -130,7 +134,9 @@ def locate(core: Core, session: Session, args: Locate) -> Answer:
     lease = core.leases.live.get(args.lease)
     if lease is not None and lease.engine_id != engine.engine_id:
         raise UnknownLease(f"Lease {args.lease} is not of engine '{engine.engine_id}'.")
-    if lease is not None and lease.index is index:
+    if lease is not None and lease.index is not index:
+        lease = None  # of the engine's former namespace: it holds nothing here
+    if lease is not None:
         complete &= np.isin(entries, lease.entries)
     _check_words(core, index, args, wanted_rows, shards, complete)
     lost = sorted({int(chunk) for chunk in chunks[~complete]})
@@ -156,7 +162,24 @@ def locate(core: Core, session: Session, args: Locate) -> Answer:
         lease_id = restored.lease_id
         undo = lambda: _undo_lease(core, lease_id)  # noqa: E731
     core.located.add(lease_id)
-    return Answer(_positions(core, index, wanted_rows, args.groups, shards, lease_id), undo=undo)
+    result = _positions(core, index, wanted_rows, args.groups, shards, lease_id)
+    if session.transport is Transport.INLINE:
+        _grant_reads(core, session, args, result)
+    return Answer(result, undo=undo)
+
+
+def _grant_reads(core: Core, session: Session, args: Locate, result: LocateResult) -> None:
+    """The bulk thread may send these objects to the session, as long as the lease is held."""
+    tickets = {}
+    pairs = iter(np.frombuffer(result.runs, dtype="<u4").reshape(-1, 2).tolist())
+    for position, (group, chunk) in enumerate(zip(args.groups, args.chunks, strict=True)):
+        tickets[group, chunk] = ReadTicket(
+            segment=core.arena.spaces[result.segments[position]].segment,
+            runs=tuple((first, count) for first, count in islice(pairs, result.run_counts[position])),
+            length=result.lengths[position],
+            word=result.words[position],
+        )
+    core.tickets.grant_reads(session.session_id, result.lease, tickets)
 
 
 def check_groups(index: NamespaceIndex, groups: list[int]) -> None:
@@ -233,6 +256,7 @@ def loads(core: Core, session: Session, args: Loads) -> Answer:
     if engine.index is not None:
         check_groups(engine.index, [failed.group for failed in args.failed])
     core.located.discard(args.lease)
+    core.tickets.withdraw_reads(session.session_id, args.lease)
     engine.counts.loads += 1
     engine.counts.bytes_loaded += args.bytes_loaded
     core.counters["objects_loaded"] += args.objects

@@ -16,6 +16,7 @@ from appliance.protocol.status import (
     EngineStatus,
     Gate,
     GroupUsage,
+    InlineStatus,
     L1Status,
     LeaseEndStatus,
     LeaseStatus,
@@ -29,7 +30,14 @@ from appliance.sessions import SessionState
 MAX_LEASES_SHOWN = 200
 
 
-def status(core: Core, *, gates: list[Gate], catalog: CatalogStatus, loops: list[LoopStatus]) -> DaemonStatus:
+def status(
+    core: Core,
+    *,
+    gates: list[Gate],
+    catalog: CatalogStatus,
+    loops: list[LoopStatus],
+    inline: InlineStatus | None = None,
+) -> DaemonStatus:
     """Everything at this moment."""
     return DaemonStatus(
         version=__version__,
@@ -53,6 +61,7 @@ def status(core: Core, *, gates: list[Gate], catalog: CatalogStatus, loops: list
         evicted_bytes=dict(core.history.evicted_bytes),
         miss_reasons=dict(core.miss_reasons),
         counters=dict(core.counters),
+        inline=inline or InlineStatus(),
         catalog=catalog,
         loops=loops,
         settings=_settings(core),
@@ -176,6 +185,7 @@ def _engine(core: Core, engine: Engine) -> EngineStatus:
         reserved_bytes=core.reservations.reserved_bytes[engine.engine_id],
         limbo_bytes=sum(core.arena.limbo_bytes_of(attach_id) for attach_id in attach_ids),
         notices=engine.notices,
+        transport="+".join(sorted({attach.transport.value for _, attach in engine.workers.values()})),
     )
 
 

@@ -14,13 +14,15 @@ from appliance.protocol import DEFAULT_PORT
 class ClientOptions:
     """Where the daemon is and how long it may take.
 
-    ``arena_dir`` overrides the directory that the daemon names, for a container that mounts it elsewhere.
+    ``arena_dir`` overrides the directory that the daemon names, for a container that mounts it elsewhere. ``transport`` is
+    ``auto``, ``shared`` or ``inline``, see :class:`connector.client.attachment.Attachment`.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     engine_id: str = ""
     arena_dir: str | None = None
+    transport: str = "auto"
     lookup_timeout_seconds: float = 0.5
     load_timeout_seconds: float = 30.0
     save_timeout_seconds: float = 30.0
@@ -41,11 +43,16 @@ class ClientState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """The state with its reason in a sentence, and the boot of the daemon that was heard last."""
+    """The state with its reason in a sentence, and the boot of the daemon that was heard last.
+
+    A worker also says how its page bytes travel (``shared`` or ``inline``, empty before it attached), and why so.
+    """
 
     state: ClientState
     reason: str
     boot: bytes
+    transport: str = ""
+    transport_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +98,17 @@ class LoadItem:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """One request's load under a lease; ``keys`` are those of chunks ``0 .. hit_chunks - 1``."""
+    """One request's load under a lease; ``keys`` are those of chunks ``0 .. hit_chunks - 1``.
+
+    ``ready``, called on the copy thread, waits until nothing that was computed before uses the blocks any more.
+    """
 
     request_id: str
     lease: int
     hit_chunks: int
     keys: tuple[bytes, ...]
     items: tuple[LoadItem, ...]
+    ready: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

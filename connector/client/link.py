@@ -50,7 +50,10 @@ class Member(Protocol):
         """The operation and arguments of attach or register."""
 
     def joined(self, result: dict[str, Any]) -> None:
-        """Attach or register was granted."""
+        """Attach or register was granted. A PagewardenError counts as a refusal."""
+
+    def refused(self, error: PagewardenError) -> None:
+        """Attach or register failed; it will be tried again."""
 
     def heartbeat(self) -> dict[str, Any]:
         """The arguments of a heartbeat."""
@@ -137,6 +140,11 @@ class Link:
     def health(self) -> ClientHealth:
         """The state at this moment."""
         return ClientHealth(self._state, self._reason, self._boot)
+
+    @property
+    def identity(self) -> tuple[bytes, bytes]:
+        """The daemon's boot and our session."""
+        return self._boot, self._session
 
     @property
     def usable(self) -> bool:
@@ -328,12 +336,18 @@ class Link:
         elif call.op == "heartbeat":
             self._member.heard(call.result)
         else:
-            self._member.joined(call.result)
+            try:
+                self._member.joined(call.result)
+            except PagewardenError as error:
+                self._control_failed(error, now)
+                return
             self._heartbeat_at = 0.0
             self._move(ClientState.JOINED, "serving")
 
     def _control_failed(self, error: PagewardenError, now: float) -> None:
         self._reason = str(error)
+        if self._state is ClientState.JOINING:
+            self._member.refused(error)
         if self._state is ClientState.JOINING and isinstance(error, RegistrationError):
             logger.warning("Pagewarden refuses this engine: %s", error)
             self._move(ClientState.REFUSED, str(error))

@@ -6,6 +6,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +28,26 @@ class MappedSegment:
     _shape: layout.SegmentLayout
     _tables: mmap.mmap
     _data: mmap.mmap
+    _path: Path
+    _file: tuple[int, int]
+
+    @property
+    def data_bytes(self) -> int:
+        """Length of the data, whether it has memory yet or not."""
+        return len(self._data)
+
+    def populated_bytes(self) -> int:
+        """How much of the data, from its beginning, the daemon has given memory; -1 if the file is gone from its place.
+
+        The daemon allocates the tables first and then the data in order, so the file's blocks say it.
+        """
+        try:
+            status = self._path.stat()
+        except OSError:
+            return -1
+        if (status.st_dev, status.st_ino) != self._file:
+            return -1
+        return max(0, min(self.data_bytes, status.st_blocks * 512 - self._shape.data_offset))
 
     def word_address(self, extent: int) -> int:
         """Where the commit word of the object that begins at ``extent`` lies."""
@@ -52,7 +73,8 @@ def map_segment(info: SegmentInfo, arena_dir: str | None) -> MappedSegment:
         header = np.frombuffer(os.pread(descriptor, layout.HEADER_BYTES, 0), dtype=layout.HEADER)[0]
         if bytes(header["magic"]) != layout.MAGIC or header["nonce"].tobytes() != info.nonce:
             raise ArenaUnreachable(f"The file {path} is not the segment that the daemon means.")
-        if os.fstat(descriptor).st_size != shape.file_bytes:
+        status = os.fstat(descriptor)
+        if status.st_size != shape.file_bytes:
             raise ArenaUnreachable(f"The file {path} is not as large as the daemon says.")
         tables = mmap.mmap(descriptor, shape.data_offset, mmap.MAP_SHARED, mmap.PROT_READ)
         size = shape.file_bytes - shape.data_offset
@@ -73,6 +95,8 @@ def map_segment(info: SegmentInfo, arena_dir: str | None) -> MappedSegment:
         _shape=shape,
         _tables=tables,
         _data=data,
+        _path=path,
+        _file=(status.st_dev, status.st_ino),
     )
 
 
@@ -81,11 +105,25 @@ def _address(mapped: mmap.mmap) -> int:
     return int(view.__array_interface__["data"][0])
 
 
+class SegmentWatcher(Protocol):
+    """Who must know what is mapped, because a device may reach into it. All methods return at once but ``close``."""
+
+    def mapped(self, segment: MappedSegment) -> None:
+        """A segment was mapped."""
+
+    def retired(self, segment: MappedSegment) -> None:
+        """No copy of this segment will begin any more. It stays mapped as long as the watcher holds it."""
+
+    def close(self) -> None:
+        """Nothing is used any more: let go of everything, bounded."""
+
+
 class ArenaMapping:
     """All segments of the arena of one boot; replaced as a whole when the daemon comes back with another arena."""
 
-    def __init__(self, arena_dir: str | None) -> None:
+    def __init__(self, arena_dir: str | None, watcher: SegmentWatcher | None = None) -> None:
         self._arena_dir = arena_dir
+        self._watcher = watcher
         self._segments: dict[int, MappedSegment] = {}
 
     @property
@@ -102,7 +140,17 @@ class ArenaMapping:
         for info in infos:
             mine = self._segments.get(info.segment)
             if mine is None or mine.nonce != info.nonce:
-                self._segments[info.segment] = map_segment(info, self._arena_dir)
+                fresh = self._segments[info.segment] = map_segment(info, self._arena_dir)
+                if self._watcher is not None:
+                    if mine is not None:
+                        self._watcher.retired(mine)
+                    self._watcher.mapped(fresh)
+
+    def close(self) -> None:
+        """Forget all segments: no copy runs any more."""
+        self._segments.clear()
+        if self._watcher is not None:
+            self._watcher.close()
 
     def segment(self, number: int) -> MappedSegment:
         """A mapped segment.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from appliance.errors import ArenaUnreachable
+from appliance.errors import ArenaUnreachable, AttachmentNotProven, PagewardenError
 from appliance.hashing import join_keys
 from appliance.protocol.messages import (
     GroupFacts,
@@ -102,6 +102,7 @@ class SchedulerClient:
         self._lock = threading.Lock()
         self._attach_lock: AttachLock | None = None
         self._lock_directory: Path | None = None
+        self._lock_unseen = False
         self.link = Link(options, self)
         forks.watch(self)
 
@@ -198,7 +199,9 @@ class SchedulerClient:
     def join(self, hello: HelloResult) -> tuple[str, dict[str, Any]]:
         """Register, with a lock where the arena's directory can be seen: then our death ends our leases at once."""
         directory = Path(self._options.arena_dir or hello.arena_dir)
-        if self._attach_lock is None or self._lock_directory != directory:
+        if self._lock_unseen:
+            self._attach_lock = None
+        elif self._attach_lock is None or self._lock_directory != directory:
             try:
                 self._attach_lock = AttachLock(directory)
                 self._lock_directory = directory
@@ -212,6 +215,12 @@ class SchedulerClient:
         registered = parse(RegisterResult, result)
         self._waiting = registered.waiting
         self._settle(registered.settled)
+
+    def refused(self, error: PagewardenError) -> None:
+        """A daemon that does not see our lock, on another host or kernel, is registered with without one."""
+        if isinstance(error, AttachmentNotProven) and self._attach_lock is not None:
+            self._attach_lock.release()
+            self._lock_unseen = True
 
     def heartbeat(self) -> dict[str, Any]:
         """Name exactly the leases we hold."""
@@ -237,6 +246,7 @@ class SchedulerClient:
     def lost(self) -> None:
         """The session is gone and all leases with it."""
         self._settlement = None
+        self._lock_unseen = False
         with self._lock:
             self._held.clear()
 

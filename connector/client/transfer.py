@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from appliance.errors import ArenaUnreachable, LeaseEnded, PagewardenError
 from appliance.geometry import writes_chunk
@@ -23,53 +20,21 @@ from appliance.protocol.messages import (
     parse,
 )
 from connector.client.calls import Call
+from connector.client.carrier import Carrier
 from connector.client.jobs import ClientOptions, LoadItem, LoadJob, LoadResult, SaveItem, SaveJob, SaveResult
-from connector.client.mapping import ArenaMapping, MappedSegment
 from connector.client.writing import Writing
-from kernels import Backend, Direction, GroupPages, Spans, StreamRuns, finish, plan_object
+from kernels import GroupPages, StreamRuns
 
 logger = logging.getLogger("vllm.pagewarden")
 
 REPORT_TIMEOUT_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """One object as the daemon placed it, mapped into this process."""
-
-    segment: MappedSegment
-    word: int
-    runs: tuple[tuple[int, int], ...]
-
-    @property
-    def word_address(self) -> int:
-        """Where its commit word lies."""
-        return self.segment.word_address(self.runs[0][0])
-
-
-def place(
-    mapping: ArenaMapping,
-    segments: Sequence[int],
-    words: Sequence[int],
-    run_counts: Sequence[int],
-    runs: bytes,
-) -> list[Placed | None]:
-    """The columns of a reply as placements; ``None`` where nothing was placed."""
-    pairs = np.frombuffer(runs, dtype="<u4").reshape(-1, 2).tolist()
-    placed: list[Placed | None] = []
-    at = 0
-    for segment, word, count in zip(segments, words, run_counts, strict=True):
-        mine = tuple((int(first), int(length)) for first, length in pairs[at : at + count])
-        at += count
-        placed.append(Placed(mapping.segment(segment), word, mine) if count else None)
-    return placed
-
-
 class Transfer:
     """The steps of a save and of a load for one worker.
 
-    ``submit`` sends a call; ``writing`` knows what may be written; ``acknowledge`` is called when a copy that the daemon
-    wants stopped has ended.
+    ``carrier`` gives what moves bytes in the present session; ``submit`` sends a call; ``writing`` knows what may be
+    written; ``acknowledge`` is called when a copy that the daemon wants stopped has ended.
     """
 
     def __init__(
@@ -78,8 +43,7 @@ class Transfer:
         groups: Sequence[WorkerGroup],
         replicas: Sequence[int],
         pages: Mapping[int, GroupPages],
-        backend: Backend,
-        mapping: ArenaMapping,
+        carrier: Callable[[], Carrier],
         submit: Callable[[Call], Call],
         writing: Writing,
         acknowledge: Callable[[], None],
@@ -88,8 +52,7 @@ class Transfer:
         self._groups = {group.index: group for group in groups}
         self._replicas = replicas
         self._pages = pages
-        self._backend = backend
-        self._mapping = mapping
+        self._carrier = carrier
         self._submit = submit
         self._writing = writing
         self._acknowledge = acknowledge
@@ -121,7 +84,7 @@ class Transfer:
         if job.ready is not None:
             job.ready()
         runs = [self._pages[item.group].stream_runs(item.block_ids) for item in items]
-        session = self._writing.session
+        session, carrier = self._writing.session, self._carrier()
         answer = self._submit(
             Call(
                 "reserve",
@@ -146,26 +109,18 @@ class Transfer:
             self._submit(Call("abort", {"reservations": ids}, REPORT_TIMEOUT_SECONDS))
             return 0, 0, len(items), 0
         try:
-            checksums, lengths = self._copy_out(granted, runs)
+            checksums = carrier.store(granted, runs)
         except Exception:
             self._end(ids)
             self._submit(Call("abort", {"reservations": ids}, REPORT_TIMEOUT_SECONDS))
             raise
         self._end(ids)
+        lengths = [run.stream_bytes for run, each in zip(runs, granted.reservations, strict=True) if each]
         return self._commit(ids, checksums, granted, lengths)
 
     def _end(self, ids: list[int]) -> None:
         if self._writing.end(ids):
             self._acknowledge()
-
-    def _copy_out(self, granted: ReserveResult, runs: list[StreamRuns]) -> tuple[list[int], list[int]]:
-        """Copy what was granted; returns checksums and lengths of those objects, in order."""
-        placed = place(self._mapping, granted.segments, granted.words, granted.run_counts, granted.runs)
-        chosen = [(run, each) for run, each in zip(runs, placed, strict=True) if each is not None]
-        spans = Spans.concatenate([_plan(run, each, n) for n, (run, each) in enumerate(chosen)])
-        sums = self._backend.copy_spans_checksummed(spans, Direction.STORE, len(chosen))
-        lengths = [run.stream_bytes for run, _ in chosen]
-        return [int(each) for each in finish(sums, np.array(lengths, dtype=np.uint64))], lengths
 
     def _commit(
         self, ids: list[int], checksums: list[int], granted: ReserveResult, lengths: list[int]
@@ -195,6 +150,8 @@ class Transfer:
             )
         if not job.items:
             return LoadResult(job.request_id, ok=True, failed_chunks=(), reason="", bytes_loaded=0)
+        if job.ready is not None:
+            job.ready()
         try:
             located = self._locate(job, left)
         except LeaseEnded as error:
@@ -203,7 +160,7 @@ class Transfer:
             return LoadResult(job.request_id, ok=False, failed_chunks=lost, reason=str(error), bytes_loaded=0)
         except PagewardenError as error:
             return LoadResult(job.request_id, ok=False, failed_chunks=(), reason=str(error), bytes_loaded=0)
-        failed, size = self._copy_in(job, located)
+        failed, size = self._copy_in(job, located, deadline)
         self._report(job, located, failed, size, time.monotonic() - began)
         if failed:
             chunks_failed = tuple(sorted({item.chunk for item, _, _ in failed}))
@@ -235,42 +192,31 @@ class Transfer:
         return parse(LocateResult, self._submit(call).wait())
 
     def _copy_in(
-        self, job: LoadJob, located: LocateResult
+        self, job: LoadJob, located: LocateResult, deadline: float
     ) -> tuple[list[tuple[LoadItem, int, LoadFailure]], int]:
-        """Copy, then re-read every generation, then compare the checksums of the bytes that arrived."""
+        """Bring the bytes into the pages; what failed, and the bytes that arrived."""
         try:
-            placed = place(self._mapping, located.segments, located.words, located.run_counts, located.runs)
-            spans, lengths = self._plan_load(job, located, placed)
-            sums = self._backend.copy_spans_checksummed(spans, Direction.LOAD, len(job.items))
+            runs = self._stream_runs(job, located)
+            causes = self._carrier().load(job.items, runs, located, deadline)
         except Exception as error:  # noqa: BLE001  # reported as a failed load, whatever it is
             logger.warning("Pagewarden cannot load request %s: %s", job.request_id, error)
             return [(item, 0, LoadFailure.ERROR) for item in job.items], 0
-        self._backend.acquire_fence()
-        arrived = finish(sums, lengths)
-        failed = []
-        for position, item in enumerate(job.items):
-            each = placed[position]
-            word = located.words[position]
-            if each is None or self._backend.load_word(each.word_address) != word:
-                failed.append((item, word, LoadFailure.GENERATION))
-            elif int(arrived[position]) != located.checksums[position]:
-                failed.append((item, word, LoadFailure.CHECKSUM))
-        return failed, int(lengths.sum())
+        failed = [
+            (item, word, cause)
+            for item, word, cause in zip(job.items, located.words, causes, strict=True)
+            if cause is not None
+        ]
+        return failed, sum(run.stream_bytes for run in runs)
 
-    def _plan_load(
-        self, job: LoadJob, located: LocateResult, placed: list[Placed | None]
-    ) -> tuple[Spans, Any]:
-        plans, lengths = [], []
-        for position, (item, each) in enumerate(zip(job.items, placed, strict=True)):
-            runs = self._pages[item.group].stream_runs(item.block_ids)
-            if each is None or runs.stream_bytes != located.lengths[position]:
+    def _stream_runs(self, job: LoadJob, located: LocateResult) -> list[StreamRuns]:
+        runs = [self._pages[item.group].stream_runs(item.block_ids) for item in job.items]
+        for item, run, length in zip(job.items, runs, located.lengths, strict=True):
+            if run.stream_bytes != length:
                 raise ArenaUnreachable(
-                    f"Chunk {item.chunk} of group {item.group} has {located.lengths[position]} bytes, "
-                    f"this engine's pages take {runs.stream_bytes}."
+                    f"Chunk {item.chunk} of group {item.group} has {length} bytes, "
+                    f"this engine's pages take {run.stream_bytes}."
                 )
-            plans.append(_plan(runs, each, position))
-            lengths.append(runs.stream_bytes)
-        return Spans.concatenate(plans), np.array(lengths, dtype=np.uint64)
+        return runs
 
     def _report(
         self,
@@ -304,15 +250,3 @@ class Transfer:
         """A hold that had to be restored is this session's to release; the scheduler's own is the scheduler's."""
         if lease and lease != job.lease:
             self._submit(Call("release", {"leases": [lease]}, REPORT_TIMEOUT_SECONDS))
-
-
-def _plan(runs: StreamRuns, placed: Placed, object_index: int) -> Spans:
-    segment = placed.segment
-    return plan_object(
-        runs,
-        placed.runs,
-        extent_bytes=segment.extent_bytes,
-        data_base_address=segment.data_address,
-        extent_limit=segment.extent_count,
-        object_index=object_index,
-    )

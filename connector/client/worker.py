@@ -1,4 +1,4 @@
-"""The worker's client: attaches with a lock, maps the arena, and copies on threads of its own."""
+"""The worker's client: attaches, maps the arena or finds the bulk socket, and copies on threads of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from appliance.protocol.messages import AttachResult, HeartbeatResult, HelloResult, Role, WorkerGroup, parse
+from appliance.errors import PagewardenError
+from appliance.protocol.client import endpoint_of
+from appliance.protocol.messages import (
+    AttachResult,
+    HeartbeatResult,
+    HelloResult,
+    Role,
+    Transport,
+    WorkerGroup,
+    parse,
+)
 from connector.client import forks
+from connector.client.attachment import Attachment
+from connector.client.bulk import BulkAddress
+from connector.client.carrier import Carrier, SharedCarrier
+from connector.client.inline import InlineCarrier
 from connector.client.jobs import (
     ClientHealth,
     ClientOptions,
@@ -24,8 +38,7 @@ from connector.client.jobs import (
     SaveResult,
 )
 from connector.client.link import Link
-from connector.client.lock import AttachLock
-from connector.client.mapping import ArenaMapping
+from connector.client.mapping import ArenaMapping, SegmentWatcher
 from connector.client.transfer import Transfer
 from connector.client.writing import Writing
 from kernels import Backend, GroupPages, load_backend
@@ -41,7 +54,8 @@ FAIL_LOADS_VARIABLE = "PAGEWARDEN_TEST_FAIL_LOADS"
 class WorkerClient:
     """The daemon as one rank sees it. ``save`` and ``load`` never wait; results are drained by the engine's step.
 
-    ``pages`` are this rank's pages by cache group; ``replicas`` the replica count of each group.
+    ``pages`` are this rank's pages by cache group; ``replicas`` the replica count of each group. ``backend`` copies;
+    ``segments`` is told which parts of the arena are mapped, where the backend must prepare for them.
     """
 
     role = Role.WORKER
@@ -57,6 +71,7 @@ class WorkerClient:
         pages: Mapping[int, GroupPages],
         replicas: Sequence[int] | None = None,
         backend: Backend | None = None,
+        segments: SegmentWatcher | None = None,
     ) -> None:
         self._options = options
         self._attach: dict[str, Any] = {
@@ -65,23 +80,25 @@ class WorkerClient:
             "groups": [group.model_dump() for group in groups],
             "layers": {name: dict(facts) for name, facts in layers.items()},
         }
-        self._mapping = ArenaMapping(options.arena_dir)
+        self._mapping = ArenaMapping(options.arena_dir, segments)
+        self._attachment = Attachment(options.transport, options.arena_dir)
+        self._bulk_port = self._bulk_frame_bytes = self._bulk_credits = 0
         self._writing = Writing()
-        self._attach_lock: AttachLock | None = None
-        self._lock_directory: Path | None = None
         self._fail_loads = int(os.environ.get(FAIL_LOADS_VARIABLE, "0"))
         self._saves_done: deque[SaveResult] = deque()
         self._loads_done: deque[LoadResult] = deque()
         self._saves: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[tuple[LoadJob, float] | None] = queue.SimpleQueue()
         self.link = Link(options, self)
+        backend = backend or load_backend()
+        self._shared = SharedCarrier(backend, self._mapping)
+        self._inline = InlineCarrier(backend, options.save_timeout_seconds)
         self._transfer = Transfer(
             options,
             groups,
             list(replicas) if replicas is not None else [1] * len(groups),
             pages,
-            backend or load_backend(),
-            self._mapping,
+            self._carrier,
             self.link.submit,
             self._writing,
             self._acknowledge,
@@ -114,13 +131,19 @@ class WorkerClient:
         if any(thread.is_alive() for thread in self._threads):
             return  # a copy hangs: no bye, since bye says that none is in flight; the lock proves our death later
         self.link.stop()
-        if self._attach_lock is not None:
-            self._attach_lock.release()
+        self._mapping.close()
+        self._inline.close()
+        self._attachment.release()
 
     @property
     def health(self) -> ClientHealth:
-        """How the client stands with the daemon."""
-        return self.link.health
+        """How the client stands with the daemon, and how its page bytes travel."""
+        transport = self._attachment.transport
+        return replace(
+            self.link.health,
+            transport="" if transport is None else transport.value,
+            transport_reason=self._attachment.reason,
+        )
 
     def save(self, job: SaveJob) -> None:
         """Store a job's objects in the background; reported once by :meth:`finished_saves`."""
@@ -201,6 +224,10 @@ class WorkerClient:
             bytes_loaded=result.bytes_loaded,
         )
 
+    def _carrier(self) -> Carrier:
+        """What moves page bytes in the present session."""
+        return self._inline if self._attachment.transport is Transport.INLINE else self._shared
+
     def _acknowledge(self) -> None:
         """A revoked copy has ended: the daemon waits for that word."""
         self.link.heartbeat_soon()
@@ -212,16 +239,28 @@ class WorkerClient:
         return self._writing.idle
 
     def join(self, hello: HelloResult) -> tuple[str, dict[str, Any]]:
-        """Attach with our lock, which proves our death later. Raises ArenaUnreachable."""
-        directory = Path(self._options.arena_dir or hello.arena_dir)
-        if self._attach_lock is None or self._lock_directory != directory or not self._attach_lock.present:
-            self._attach_lock = AttachLock(directory)
-            self._lock_directory = directory
-        return "attach", {**self._attach, "attach_id": self._attach_lock.attach_id}
+        """Attach with a lock, which proves our death later, or inline. Raises ArenaUnreachable."""
+        self._bulk_port = hello.bulk_port
+        self._bulk_frame_bytes, self._bulk_credits = hello.bulk_frame_bytes, hello.bulk_credits
+        return "attach", {**self._attach, **self._attachment.begin(hello)}
 
     def joined(self, result: dict[str, Any]) -> None:
-        """Map the arena. Raises ArenaUnreachable."""
-        self._mapping.update(parse(AttachResult, result).segments)
+        """Map the arena, or know where the bulk socket is. Raises ArenaUnreachable."""
+        if self._attachment.transport is Transport.SHARED:
+            self._mapping.update(parse(AttachResult, result).segments)
+            return
+        boot, session = self.link.identity
+        self._inline.address = BulkAddress(
+            endpoint_of(self._options.host, self._bulk_port),
+            boot,
+            session,
+            self._bulk_frame_bytes,
+            self._bulk_credits,
+        )
+
+    def refused(self, error: PagewardenError) -> None:
+        """The next try may have to go another way."""
+        self._attachment.failed(error)
 
     def heartbeat(self) -> dict[str, Any]:
         """Acknowledge revocations whose copies have stopped."""
@@ -241,6 +280,8 @@ class WorkerClient:
 
     def lost(self) -> None:
         """The session is gone: nothing written from now on will be committed."""
+        self._inline.address = None
+        self._attachment.new_session()
         self._writing.new_session()
 
 

@@ -11,9 +11,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from connector.client import ClientOptions, SchedulerClient, WorkerClient
+from connector.client.device import copies_for
 from connector.vllm.facts import engine_facts, group_facts
 from connector.vllm.groups import Ranks, object_groups, place_of_this_worker, worker_groups
 from connector.vllm.metadata import StepMetadata, WorkerReport
@@ -21,7 +23,7 @@ from connector.vllm.options import ConnectorOptions
 from connector.vllm.pages import group_pages, layer_facts
 from connector.vllm.scheduler import SchedulerSide
 from connector.vllm.support import check_supported
-from connector.vllm.worker import WorkerSide, cache_device
+from connector.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +66,7 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
             port=self._options.port,
             engine_id=str(self._kv_transfer_config.engine_id),
             arena_dir=self._options.arena_dir,
+            transport=self._options.transport,
             lookup_timeout_seconds=self._options.lookup_timeout_seconds,
             load_timeout_seconds=self._options.load_timeout_seconds,
             save_timeout_seconds=self._options.save_timeout_seconds,
@@ -88,6 +91,11 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
         client.start()
         return SchedulerSide(client, self._groups, self._options, self._ranks.world)
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003
+        """On a GPU, all layers of a block side by side, so that a chunk's pages are few and long pieces."""
+        return "BLHNC" if current_platform.is_cuda_alike() else None
+
     @property
     def requires_kv_delivery(self) -> bool:
         """False: a cache that loses a save costs a later miss, nothing else."""
@@ -98,6 +106,7 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe this worker's pages to the daemon and map the arena."""
         place = place_of_this_worker()
+        copies = copies_for(cache.device for cache in kv_caches.values())
         client = WorkerClient(
             self._client_options(),
             rank=place.pipeline * self._ranks.tensor + place.tensor,
@@ -106,9 +115,11 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
             layers=layer_facts(self._vllm_config, self._kv_cache_config, kv_caches),
             pages=group_pages(self._kv_cache_config, kv_caches),
             replicas=[group.replicas for group in self._groups],
+            backend=copies.backend,
+            segments=copies,
         )
         client.start()
-        self._worker = WorkerSide(client, cache_device(kv_caches))
+        self._worker = WorkerSide(client, copies.mark)
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import UnsupportedGeometry
-from appliance.geometry import GroupKind, ObjectGroup
+from appliance.geometry import GroupKind, ObjectGroup, check_groups
 from appliance.protocol.messages import WorkerGroup
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ def object_groups(kv_cache_config: KVCacheConfig, ranks: Ranks) -> list[ObjectGr
                 window_tokens=_window_tokens(spec) if kind is GroupKind.SLIDING else 0,
             )
         )
+    check_groups(groups)
     return groups
 
 

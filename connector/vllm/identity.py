@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class IdentityReader:
-    """Reads identities of requests. Adapters are digested once, by name, path and the time of their last change."""
+    """Reads identities of requests. Adapters are digested once."""
 
     def __init__(self, salt: str) -> None:
         self._salt = salt
@@ -44,13 +44,12 @@ class IdentityReader:
         return f"{len(self._salt)}:{self._salt}{own}" if self._salt or own else ""
 
     def _adapter(self, lora: LoRARequest) -> str:
-        directory = Path(lora.lora_path)
-        if not directory.is_dir():
-            return ""
-        changed = max((path.stat().st_mtime_ns for path in directory.iterdir()), default=0)
-        key = (lora.lora_name, lora.lora_path, changed)
-        if key not in self._adapters:
-            self._adapters[key] = f"{lora.lora_name}|{lora.lora_path}|{directory_digest(directory)}"
+        """The adapter's name, path and digest. vLLM reads an adapter once unless told to load it again, and so do we."""
+        key = (lora.lora_name, lora.lora_path, lora.lora_int_id)
+        if lora.load_inplace or key not in self._adapters:
+            directory = Path(lora.lora_path)
+            digest = directory_digest(directory) if directory.is_dir() else ""
+            self._adapters[key] = f"{lora.lora_name}|{lora.lora_path}|{digest}" if digest else ""
         return self._adapters[key]
 
 

@@ -43,6 +43,15 @@ class SaveLedger:
         """Whether an order waits to be sent or to be reported."""
         return bool(self._saves)
 
+    def is_free_and_retained(self, block_id: int, tokens: int) -> bool:
+        """Whether nobody holds the block and vLLM still keeps it for the prefix of `tokens` tokens that it was kept for.
+
+        A block that has been given to another request is held by it and has lost its hash.
+        """
+        assert self._pool is not None, "without a block pool nothing can be known about a block"
+        block = self._pool.blocks[block_id]
+        return block.ref_cnt == 0 and block.block_hash is not None and block.block_hash_num_tokens == tokens
+
     def pin(self, block_ids: Sequence[int]) -> bool:
         """Keep the blocks from being reused; False, and nothing is pinned, where too many are pinned already."""
         assert self._pool is not None, "a save without a block pool would read blocks that vLLM reuses"

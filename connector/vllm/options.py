@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,8 @@ class ConnectorOptions(BaseModel):
     port: int = Field(default=6555, ge=1, le=65535)
     arena_dir: str | None = None
     """The arena's directory as this process sees it, where the mount point differs from the daemon's."""
+    transport: Literal["auto", "shared", "inline"] = "auto"
+    """How page bytes travel: through the arena where it can be mapped and else in messages, or always one of the two."""
     salt: str = ""
     """Enters every chunk key: engines with different salts share nothing."""
     store_generated: bool = True

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class SaveCounters:
-    """Objects handed to saves, and chunks left for a later step because too many blocks were pinned."""
+    """Objects handed to saves, chunks left for later since too many blocks were pinned, and states that were gone."""
 
     ordered: int = 0
     deferred: int = 0
+    overtaken: int = 0
 
 
 class SaveCollector:
@@ -56,7 +57,7 @@ class SaveCollector:
         """
         if not self._ready(tracked):
             return
-        items = self._pin_states(tracked, offers)
+        items = self._pin_states(tracked, tables, offers)
         if tables is not None:
             items += self._pin_chunks(tracked, tables, computed_tokens)
         self._order(tracked, items)
@@ -119,17 +120,34 @@ class SaveCollector:
             tracked.next_chunk += 1
         return pinned
 
-    def _pin_states(self, tracked: TrackedRequest, offers: Iterable[tuple[int, int, int]]) -> list[SaveItem]:
+    def _pin_states(
+        self, tracked: TrackedRequest, tables: BlockTables | None, offers: Iterable[tuple[int, int, int]]
+    ) -> list[SaveItem]:
         """States that vLLM retained and that are worth storing, pinned."""
         items: list[SaveItem] = []
         for group, block_id, boundary in offers:
             if boundary % tracked.chunk_tokens or group not in self._recurrent or block_id == NULL_BLOCK:
+                continue
+            if not self._still_there(tables, group, block_id, boundary):
+                self.counters.overtaken += 1
                 continue
             if boundary > tracked.request.num_prompt_tokens:
                 self._hold_state(tracked, group, block_id, boundary)
             elif self._is_wanted(tracked, boundary):
                 items += self._pin_state(tracked, group, block_id, boundary)
         return items
+
+    def _still_there(self, tables: BlockTables | None, group: int, block_id: int, boundary: int) -> bool:
+        """Whether an offered block still holds the offered state.
+
+        An offer is made when a step's results are taken in and reaches us with the next step. In between vLLM may have
+        freed the block and even given it to another request, whose bytes must not be stored under this one's key.
+        """
+        place = boundary // self._groups[group].unit_tokens - 1
+        table = tables[group] if tables is not None else ()
+        if place < len(table) and table[place] == block_id:
+            return True
+        return self._ledger.is_free_and_retained(block_id, boundary)
 
     def _is_wanted(self, tracked: TrackedRequest, boundary: int) -> bool:
         last = prompt_boundaries(tracked.request.num_prompt_tokens, tracked.chunk_tokens)

@@ -37,6 +37,9 @@ logger = logging.getLogger("vllm.pagewarden")
 HOPELESS = frozenset({ClientState.REFUSED, ClientState.STOPPED, ClientState.FORKED})
 """States in which no registration will settle soon."""
 
+IDLE_STEP_SECONDS = 0.0005
+"""How long a step that computes nothing rests; vLLM's own engine loop rests twice as long."""
+
 MAX_FAILED_LOADS = 3
 """A request whose loads failed this often is computed without further lookups."""
 
@@ -140,6 +143,8 @@ class SchedulerSide:
         assert tracked.pending is not None, "a request that is looking has asked"
         answer = tracked.pending.poll()
         if answer is None:
+            # vLLM asks again at once. Without this the client's IO thread gets the interpreter only every 5 ms.
+            time.sleep(0)
             return False
         tracked.pending = None
         tracked.answer = answer
@@ -246,6 +251,10 @@ class SchedulerSide:
         state = output.kv_connector_block_state
         if state is not None:
             self._collect_saves(output.num_scheduled_tokens, state)
+        if not output.total_num_scheduled_tokens:
+            # Nothing is computed in this step, so vLLM would come back at once: let the client's threads, the workers
+            # and a daemon on the same cores have this moment.
+            time.sleep(IDLE_STEP_SECONDS)
         loads, self._loads = tuple(self._loads), []
         broken, self._broken_loads = tuple(self._broken_loads), []
         return StepOrders(loads=loads, saves=self._ledger.take_orders(), broken_loads=broken)

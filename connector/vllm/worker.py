@@ -3,55 +3,52 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from connector.client import SaveJob
 from connector.vllm.orders import Report, StepOrders
+from kernels import Direction
 
 if TYPE_CHECKING:
-    import torch
-
     from connector.client import WorkerClient
 
 logger = logging.getLogger("vllm.pagewarden")
 
 
-def device_mark(device: torch.device) -> Callable[[], None] | None:
-    """A wait for everything that this step has put on the device's stream; None where the CPU computes."""
-    if device.type != "cuda":
-        return None
-    import torch
-
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
+Mark = Callable[[Direction], Callable[[], None] | None]
+"""Where the engine's computation is now, as a wait for a copy thread; see `connector.client.device.Copies.mark`."""
 
 
 class WorkerSide:
     """Passes jobs to the client's copy threads and its results to vLLM. Belongs to the worker's thread."""
 
-    def __init__(self, client: WorkerClient, device: torch.device) -> None:
+    def __init__(self, client: WorkerClient, mark: Mark) -> None:
         self._client = client
-        self._device = device
+        self._mark = mark
         self._loading: set[str] = set()
+        self._saving = 0
         self._failed_at_once: set[str] = set()
         self._report = Report()
 
     def start_loads(self, orders: StepOrders) -> None:
-        """Begin this step's loads."""
+        """Begin this step's loads; on a device they wait, off this thread, for what earlier steps do with the blocks."""
+        ready = self._mark(Direction.LOAD) if orders.loads else None
         for job in orders.loads:
             self._loading.add(job.request_id)
-            self._client.load(job)
+            self._client.load(replace(job, ready=ready))
         self._failed_at_once.update(orders.broken_loads)
 
     def start_saves(self, orders: StepOrders) -> None:
         """Begin this step's saves; on a device they wait, off this thread, for what the step has computed."""
         if not orders.saves:
             return
-        ready = device_mark(self._device)
+        ready = self._mark(Direction.STORE)
         for order in orders.saves:
             self._client.save(SaveJob(order.job_id, order.items, order.salt, ready))
+            self._saving += 1
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
         """Requests whose load ended since the last call, and those of them whose load failed.
@@ -74,16 +71,15 @@ class WorkerSide:
 
     def take_report(self) -> Report | None:
         """What the scheduler's half must know of this worker since the last call."""
+        if self._loading or self._saving:
+            # An engine that only waits for copies steps without a pause. The client's threads need the interpreter too.
+            time.sleep(0)
         for result in self._client.finished_saves():
             self._report.saves_done[result.job_id] = 1
+            self._saving -= 1
         report, self._report = self._report, Report()
         return report or None
 
     def stop(self) -> None:
         """Let copies under way end, bounded by the client, and say goodbye."""
         self._client.stop()
-
-
-def cache_device(caches: Mapping[str, torch.Tensor]) -> torch.device:
-    """The device that holds the cache tensors."""
-    return next(iter(caches.values())).device

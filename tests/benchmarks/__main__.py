@@ -4,8 +4,7 @@ import argparse
 import importlib
 import json
 
-# Each module has `measure()`, giving rows for --json, and `table(rows)`, giving text.
-BENCHMARKS = {"copy": "tests.benchmarks.copy_ratios"}
+from connector.bench import BENCHMARKS
 
 
 def main() -> None:

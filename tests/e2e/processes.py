@@ -183,8 +183,16 @@ class Daemon(LoggedProcess):
         return dict(body)
 
     def connector(self, **options: Any) -> dict[str, Any]:
-        """vLLM's `kv_transfer_config` for this daemon; `options` are the connector's, without their prefix."""
-        extra = {"pagewarden.host": "127.0.0.1", "pagewarden.port": self.port}
+        """vLLM's `kv_transfer_config` for this daemon; `options` are the connector's, without their prefix.
+
+        Lookups may take long here: on a loaded machine a slow daemon must not look like a miss.
+        """
+        extra = {
+            "pagewarden.host": "127.0.0.1",
+            "pagewarden.port": self.port,
+            "pagewarden.lookup_timeout_seconds": 20.0,
+            "pagewarden.settle_timeout_seconds": 20.0,
+        }
         extra.update({f"pagewarden.{name}": value for name, value in options.items()})
         return {
             "kv_connector": "PagewardenConnector",

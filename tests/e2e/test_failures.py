@@ -84,7 +84,8 @@ def test_the_daemon_is_killed_while_requests_run_and_comes_back(
         Batch(prompts, max_tokens=24, reset_local_cache=True, await_file=str(back)),
         Batch(prompts, max_tokens=24, reset_local_cache=True),
     ]
-    engine = Engine(tmp_path, Job(model, batches, daemon.connector(), llm={"max_num_seqs": 2}))
+    connector = daemon.connector(lookup_timeout_seconds=0.5)
+    engine = Engine(tmp_path, Job(model, batches, connector, llm={"max_num_seqs": 2}))
     try:
         engine.start()
         until(lambda: running.exists() or not engine.running, 180, "the batch that loads")

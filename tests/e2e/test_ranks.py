@@ -25,8 +25,10 @@ def test_two_ranks_load_what_two_ranks_stored(checkpoints: Path, daemon: Daemon,
         return Job(model, batches, connector, llm=llm, environment=cores)
 
     computed, resumed = run_engine(tmp_path, job([Batch([text]), Batch([text])])).batches
-    stored, loaded = run_engine(tmp_path, job([Batch([text]), again], daemon.connector())).batches
-    (fresh,) = run_engine(tmp_path, job([Batch([text])], daemon.connector())).batches
+    # vLLM's ranks spin while they wait for each other, and on two cores nothing else may run for many seconds.
+    connector = daemon.connector(lookup_timeout_seconds=60.0, settle_timeout_seconds=60.0)
+    stored, loaded = run_engine(tmp_path, job([Batch([text]), again], connector)).batches
+    (fresh,) = run_engine(tmp_path, job([Batch([text])], connector)).batches
     assert_same_answers(stored.answers, computed.answers)
     for batch in (loaded, fresh):
         assert batch.external_hit_tokens == chunks_below(FAMILY.prompt_tokens, FAMILY.chunk_tokens)

@@ -166,9 +166,8 @@ def test_an_arena_mounted_elsewhere_is_used_and_a_missing_one_is_named(
     engine = Engine(daemon.port, "elsewhere", rank_options={"arena_dir": str(elsewhere)}).start()
     assert engine.save(PROMPT, seed=1)[0].stored == 5
     engine.stop()
-    missing = Engine(daemon.port, "missing", rank_options={"arena_dir": str(tmp_path / "missing")}).start(
-        settled=False
-    )
+    options = {"arena_dir": str(tmp_path / "missing"), "transport": "shared"}
+    missing = Engine(daemon.port, "missing", rank_options=options).start(settled=False)
     health = missing.ranks[0].client
     eventually(lambda: "pagewarden.arena_dir" in health.health.reason, "the reason names the remedy")
     assert missing.scheduler.chunk_tokens is None

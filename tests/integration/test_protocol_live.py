@@ -156,7 +156,7 @@ def test_roles_and_attachments_are_enforced(
     assert granted.reservations == [0]
     fake = {"attach_id": 12345, "rank": 0, "world_size": 1, "groups": [], "layers": {}}
     assert type(ask("attach", worker, fake).error) is errors.AttachmentNotProven
-    stolen = {**fake, "attach_id": engine.ranks[0].client._attach_lock.attach_id}  # type: ignore[union-attr]
+    stolen = {**fake, "attach_id": engine.ranks[0].client._attachment.lock.attach_id}  # type: ignore[union-attr]
     other = Rank(daemon.port, "thief", engine.shape, 0, 1)
     other.client.start()
     eventually(lambda: other.client.health.state == "joined", "joined")

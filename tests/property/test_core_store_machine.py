@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import struct
-import zlib
-from collections import Counter
-from dataclasses import dataclass, field
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -22,15 +16,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from appliance.geometry import GroupKind
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
-from appliance.l1.space import Placement
 from appliance.leases import LeaseState
 from appliance.lookup import entries_of, find
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.messages import Grant, MissReason
+from appliance.protocol.messages import MissReason
 from appliance.reservations import ReservationState
+from tests.support.core_model import Entry, Held, Model, Thing, Writing, check_record, read_tables
 from tests.support.core_store import (
     CHUNK,
     EXTENT,
@@ -42,77 +35,9 @@ from tests.support.core_store import (
     sliding,
 )
 
-Entry = tuple[str, bytes, int, int]
-"""Namespace, key, group, and how often the namespace had been cleared: a clear ends a chunk's life, not its readers."""
-Name = tuple[str, bytes, int, int]
 PROMPTS = [chain(1, 2, 3, 4), chain(1, 2, 5, 6), chain(7, 8)]
 ATTACH_IDS = (11, 12)
 WRITE_TTL, READ_TTL, INCOMPLETE_GRACE = 40.0, 25.0, 60.0
-
-
-@dataclass
-class Thing:
-    """Bytes at a place; ``word`` is what the file says while they are an object."""
-
-    name: Name
-    placement: Placement
-    data: bytes
-    life: int
-    word: int = 0
-    checksum: int = 0
-
-    @property
-    def entry(self) -> Entry:
-        return (*self.name[:3], self.life)
-
-    @property
-    def extents(self) -> int:
-        return sum(count for _, count in self.placement.runs)
-
-
-@dataclass
-class Writing:
-    thing: Thing
-    attach_id: int
-    session: bytes
-    deadline: float
-
-
-@dataclass
-class Held:
-    entries: frozenset[Entry]
-    session: bytes
-    deadline: float
-    unnamed: int = 0
-
-
-@dataclass
-class Model:
-    objects: dict[Name, Thing] = field(default_factory=dict)
-    doomed: list[Thing] = field(default_factory=list)
-    writing: dict[int, Writing] = field(default_factory=dict)
-    limbo: dict[int, Writing] = field(default_factory=dict)
-    leases: dict[int, Held] = field(default_factory=dict)
-    incomplete_since: dict[Entry, float] = field(default_factory=dict)
-    lives: Counter[str] = field(default_factory=Counter)
-
-    def held(self, entry: Entry) -> bool:
-        return any(entry in lease.entries for lease in self.leases.values())
-
-    def pending(self, entry: Entry) -> bool:
-        return any(each.thing.entry == entry for each in self.writing.values())
-
-    def of(self, entry: Entry) -> list[Thing]:
-        return [thing for thing in self.objects.values() if thing.entry == entry]
-
-    @property
-    def everything(self) -> list[Thing]:
-        return [
-            *self.objects.values(),
-            *self.doomed,
-            *(each.thing for each in self.writing.values()),
-            *(each.thing for each in self.limbo.values()),
-        ]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -214,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
         chunk %= len(keys)
         shard %= index.groups[group].shards
         name = namespace_id(which + 1), keys[chunk], group, shard
-        expected = self.expected_grant(name, -(-length // EXTENT))
+        expected = self.model.expected_grant(name, -(-length // EXTENT), self.limit, self.segments)
         attach_id, session = ATTACH_IDS[writer], b"w%d" % writer
         grant, reservation = self.world.reserve(
             index,
@@ -257,26 +182,6 @@ class StoreMachine(RuleBasedStateMachine):
                     got = self.ask_for(which, prompt, chunk, group.index, shard, extents * EXTENT, writer=0)
                     if got is not None:
                         self.commit_as(got, impostor=False)
-
-    def expected_grant(self, name: Name, extents: int) -> Grant:
-        model = self.model
-        unfinished = [*model.writing.values(), *model.limbo.values()]
-        if (sum(each.thing.extents for each in unfinished) + extents) * EXTENT > self.limit:
-            return Grant.OVER_LIMIT
-        if name in model.objects:
-            return Grant.EXISTS
-        if any(each.thing.name == name for each in model.writing.values()):
-            return Grant.PENDING
-        if any(thing.name == name and thing.life == model.lives[name[0]] for thing in model.doomed):
-            return Grant.PENDING
-        room = list(self.segments)
-        for thing in model.everything:
-            evictable = (
-                thing.name in model.objects and not model.held(thing.entry) and not model.pending(thing.entry)
-            )
-            if not evictable:
-                room[thing.placement.segment] -= thing.extents
-        return Grant.GRANTED if any(each >= extents for each in room) else Grant.OUT_OF_SPACE
 
     @rule(reservation=reservations, impostor=st.sampled_from([False, False, False, True]))
     def commit(self, reservation, impostor):
@@ -354,11 +259,11 @@ class StoreMachine(RuleBasedStateMachine):
     def look_up(self, which, prompt, reader):
         index, keys = self.indexes[which], PROMPTS[prompt]
         found = find(index, self.world.store.ghosts, keys, len(keys) * CHUNK + 1)
-        hit = self.expected_hit(which, keys)
+        hit = self.model.expected_hit(index, keys)
         assert found.reach.hit == hit
         assert (found.reason is None) == (hit == len(keys))
         entries = entries_of(index, found.rows, hit)
-        names = self.needed(which, keys, hit)
+        names = self.model.needed(index, keys, hit)
         assert {self.name_of(index, int(entry)) for entry in entries} == names
         assert len(entries) == len(names)
         if not hit:
@@ -374,28 +279,6 @@ class StoreMachine(RuleBasedStateMachine):
         row, group = divmod(entry, index.group_count)
         namespace = index.namespace.hex()
         return namespace, index.key_of(row), group, self.model.lives[namespace]
-
-    def needed(self, which: int, keys: list[bytes], hit: int) -> set[Entry]:
-        index, namespace = self.indexes[which], namespace_id(which + 1)
-        found = set()
-        for group in index.groups:
-            first = {GroupKind.ATTENTION: 0, GroupKind.RECURRENT: hit - 1, GroupKind.SLIDING: hit - 2}[
-                group.kind
-            ]
-            found |= {
-                (namespace, keys[chunk], group.index, self.model.lives[namespace])
-                for chunk in range(max(0, first), hit)
-            }
-        return found if hit else set()
-
-    def expected_hit(self, which: int, keys: list[bytes]) -> int:
-        index = self.indexes[which]
-
-        def complete(entry: Entry) -> bool:
-            return len(self.model.of(entry)) == index.groups[entry[2]].shards
-
-        fits = [k for k in range(1, len(keys) + 1) if all(map(complete, self.needed(which, keys, k)))]
-        return max(fits, default=0)
 
     @rule(lease=leases)
     def release(self, lease):
@@ -485,8 +368,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_add_up(self):
-        if not hasattr(self, "world"):
-            return
         account = self.world.arena.account()
         model = self.model
         assert account.populated == sum(self.segments) * EXTENT == account.capacity
@@ -506,8 +387,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def totals_are_a_recount(self):
-        if not hasattr(self, "world"):
-            return
         for which, index in enumerate(self.indexes):
             for group, totals in enumerate(index.totals):
                 mine = [
@@ -528,8 +407,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_extent_has_two_owners(self):
-        if not hasattr(self, "world"):
-            return
         owned: set[tuple[int, int]] = set()
         for thing in self.model.everything:
             assert thing.extents == -(-len(thing.data) // EXTENT)
@@ -543,25 +420,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_file_says_the_same(self):
-        if not hasattr(self, "world"):
-            return
         tables = []
         for number, space in enumerate(self.world.arena.spaces):
-            shape, descriptor = space.segment.shape, self.world.files[number]
-            raw = self.pread(descriptor, shape.records_offset, shape.extent_count * layout.RECORD_BYTES)
-            records = np.frombuffer(raw, dtype=layout.RECORD)
+            records, links, raw = read_tables(self.world.files[number], space.segment.shape)
             assert (records["commit_word"] >= self.words[number]).all(), "a generation went back"
             self.words[number] = records["commit_word"].copy()
-            links = self.pread(descriptor, shape.links_offset, shape.extent_count * layout.LINK_BYTES)
-            tables.append((records, np.frombuffer(links, dtype=layout.LINK), raw))
+            tables.append((records, links, raw))
         committed = set()
         for thing in [*self.model.objects.values(), *self.model.doomed]:
-            record = self.check_record(thing, tables, layout.STATE_COMMITTED)
+            record = check_record(thing, tables[thing.placement.segment], layout.STATE_COMMITTED)
             assert int(record["commit_word"]) == thing.word
             assert int(record["checksum"]) == thing.checksum
             committed.add((thing.placement.segment, thing.placement.extent))
         for writing in [*self.model.writing.values(), *self.model.limbo.values()]:
-            record = self.check_record(writing.thing, tables, layout.STATE_WRITING)
+            record = check_record(
+                writing.thing, tables[writing.thing.placement.segment], layout.STATE_WRITING
+            )
             assert int(record["commit_word"]) == writing.thing.placement.generation << 1
             assert int(record["attach_id"]) == writing.attach_id
         for number, (records, _, _) in enumerate(tables):
@@ -573,42 +447,13 @@ class StoreMachine(RuleBasedStateMachine):
                 each.thing.placement.extent for each in unfinished if each.thing.placement.segment == number
             }
 
-    def check_record(self, thing: Thing, tables: list, state: int) -> np.void:
-        records, links, raw = tables[thing.placement.segment]
-        head = thing.placement.extent
-        record = records[head]
-        namespace, key, group, shard = thing.name
-        assert record["key"].tobytes() == key
-        assert record["namespace"].tobytes() == bytes.fromhex(namespace)
-        assert (int(record["group"]), int(record["shard"])) == (group, shard)
-        assert int(record["length"]) == len(thing.data)
-        assert int(record["extent_count"]) == thing.extents
-        assert int(record["state"]) == state
-        body = raw[head * layout.RECORD_BYTES : (head + 1) * layout.RECORD_BYTES]
-        crc = struct.unpack_from("<I", body, layout.CRC_END)[0]
-        assert crc == zlib.crc32(body[layout.CRC_BEGIN : layout.CRC_END])
-        walked, first = [], head
-        while first != layout.NO_LINK:
-            walked.append((first, int(links["count"][first])))
-            first = int(links["next"][first])
-        assert tuple(walked) == thing.placement.runs
-        return record
-
-    @staticmethod
-    def pread(descriptor: int, offset: int, length: int) -> bytes:
-        return os.pread(descriptor, length, offset)
-
     @invariant()
     def every_byte_is_where_it_was_put(self):
-        if not hasattr(self, "world"):
-            return
         for thing in self.model.everything:
             assert self.world.read(thing.placement, len(thing.data)) == thing.data
 
     @invariant()
     def what_is_committed_is_found(self):
-        if not hasattr(self, "world"):
-            return
         for (namespace, key, group, shard), thing in self.model.objects.items():
             index = self.index_of(namespace)
             row = index.find(key)
@@ -642,7 +487,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

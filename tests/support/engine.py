@@ -84,6 +84,8 @@ class Rank:
         self, port: int, engine_id: str, shape: Shape, rank: int, world_size: int, **options: Any
     ) -> None:
         backend: Backend = options.pop("backend", None) or reference_backend()
+        segments = options.pop("segments", None)
+        address_of = options.pop("address_of", lambda layer: int(layer.ctypes.data))
         layer_facts: dict[str, Any] = options.pop("layer_facts", {})
         self.shape = shape
         self.rank = rank
@@ -93,7 +95,7 @@ class Rank:
         pages = {
             group.index: GroupPages(
                 tuple(
-                    PageMap(int(layer.ctypes.data), 1, size, ((0, size),), BLOCKS)
+                    PageMap(address_of(layer), 1, size, ((0, size),), BLOCKS)
                     for layer in self.buffers[group.index]
                 )
             )
@@ -120,6 +122,7 @@ class Rank:
             pages=pages,
             replicas=[group.replicas for group in shape.groups],
             backend=backend,
+            segments=segments,
         )
         self.saved: dict[int, SaveResult] = {}
         self.loaded: dict[str, LoadResult] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from appliance.protocol.messages import LookupResult
+from connector.client import inline
 from kernels import Backend, Direction, Spans, reference_backend
 from tests.support.engine import HYBRID, Engine, Rank, Shape, sharded
 
@@ -26,6 +27,7 @@ class StoppingCopy:
 
     def __init__(self) -> None:
         self.stop_after_spans: int | None = None
+        self.skip_copies = 0
         self._real = reference_backend()
 
     def backend(self) -> Backend:
@@ -41,7 +43,8 @@ class StoppingCopy:
         )
 
     def _copy(self, spans: Spans, direction: Direction, object_count: int) -> Any:
-        if self.stop_after_spans is None:
+        if self.stop_after_spans is None or self.skip_copies:
+            self.skip_copies = max(0, self.skip_copies - 1)
             return self._real.copy_spans_checksummed(spans, direction, object_count)
         at, self.stop_after_spans = self.stop_after_spans, None
         begin = self._real.copy_spans_checksummed(_part(spans, slice(None, at)), direction, object_count)
@@ -65,11 +68,26 @@ class RemoteEngine:
     """An engine, or one rank of one, in a child process."""
 
     def __init__(
-        self, port: int, engine_id: str, log: Path, *, world_size: int = 1, only_rank: int | None = None
+        self,
+        port: int,
+        engine_id: str,
+        log: Path,
+        *,
+        world_size: int = 1,
+        only_rank: int | None = None,
+        staging_bytes: int | None = None,
+        **rank_options: Any,
     ) -> None:
         self._log = log.open("ab")
         arguments = json.dumps(
-            {"port": port, "engine_id": engine_id, "world_size": world_size, "only_rank": only_rank}
+            {
+                "port": port,
+                "engine_id": engine_id,
+                "world_size": world_size,
+                "only_rank": only_rank,
+                "staging_bytes": staging_bytes,
+                "rank_options": rank_options,
+            }
         )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.remote", arguments],
@@ -141,6 +159,7 @@ def _lone_rank(arguments: dict[str, Any], shape: Shape, copy: StoppingCopy) -> R
         arguments["only_rank"],
         arguments["world_size"],
         backend=copy.backend(),
+        **arguments["rank_options"],
     )
 
 
@@ -173,6 +192,7 @@ def _serve_engine(engine: Engine, copy: StoppingCopy) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         copy.stop_after_spans = command.get("stop_after_spans")
+        copy.skip_copies = command.get("skip_copies", 0)
         tokens, request = command.get("tokens", []), command.get("request", "r")
         if command["do"] == "save":
             [result] = engine.save(tokens, command["seed"], command.get("states"))
@@ -205,12 +225,14 @@ def _say(**answer: Any) -> None:
 def _main() -> None:
     arguments = json.loads(sys.argv[1])
     copy = StoppingCopy()
+    if arguments["staging_bytes"] is not None:
+        inline.STAGING_BYTES = arguments["staging_bytes"]
     world_size = arguments["world_size"]
     shape = HYBRID if world_size == 1 else sharded(world_size)
     if arguments["only_rank"] is not None:
         _serve_rank(_lone_rank(arguments, shape, copy), copy)
     else:
-        options = {"backend": copy.backend()}
+        options = {"backend": copy.backend(), **arguments["rank_options"]}
         _serve_engine(
             Engine(arguments["port"], arguments["engine_id"], shape, world_size, rank_options=options), copy
         )

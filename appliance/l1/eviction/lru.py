@@ -55,6 +55,23 @@ class LeastRecentlyUsed:
         """See :class:`EvictionPolicy`."""
         self._stamps[index.slot][entry] = 0
 
+    def covers(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See :class:`EvictionPolicy`. Stamps in the log ascend, so an entry's record is found by bisection."""
+        stamps = self._stamps[index.slot][entries]
+        live = slice(self._head, self._tail)
+        position = np.searchsorted(self._log_stamps[live], stamps)
+        inside = position < self._tail - self._head
+        found = np.minimum(position, max(0, self._tail - self._head - 1))
+        if not len(self._log[live]):
+            return np.zeros(len(entries), dtype=np.bool_)
+        same: NDArray[np.bool_] = (
+            inside
+            & (stamps != 0)
+            & (self._log_stamps[live][found] == stamps)
+            & (self._log[live][found] == entries | (index.slot << _SLOT_SHIFT))
+        )
+        return same
+
     def candidates(self) -> Iterator[tuple[int, int]]:
         """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
         began = self._next_stamp

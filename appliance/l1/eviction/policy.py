@@ -38,6 +38,9 @@ class EvictionPolicy(Protocol):
     def removed(self, index: NamespaceIndex, entry: int) -> None:
         """This entry is in the cache no more."""
 
+    def covers(self, index: NamespaceIndex, entries: Entries) -> NDArray[np.bool_]:
+        """Whether each of these entries can still come up as a candidate; for the consistency check."""
+
     def candidates(self) -> Iterator[tuple[int, int]]:
         """Entries in the order in which they should go; ends after a bounded number of looks."""
 

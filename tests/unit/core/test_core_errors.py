@@ -13,7 +13,7 @@ TREE = all_errors()
 
 
 def test_codes_are_unique_words():
-    assert len(TREE) == len({cls for cls in TREE.values()})
+    assert len(TREE) == len(set(TREE.values()))
     assert all(re.fullmatch(r"[a-z][a-z_]*", code) for code in TREE)
     assert all(cls.code == code for code, cls in TREE.items())
 

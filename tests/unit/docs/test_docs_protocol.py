@@ -19,6 +19,7 @@ from appliance.protocol import (
     MAX_CONTROL_BYTES,
     PROTOCOL_VERSION,
     arena_layout,
+    bulk,
     messages,
     status,
 )
@@ -94,6 +95,19 @@ def test_every_field_of_an_operation_has_its_type_bounds_and_default(op: str):
     if op != "status":
         assert [row[:2] for row in result] == result_rows(RESULTS[op])
         assert all(row[2] for row in result)
+
+
+def test_every_field_of_the_bulk_socket():
+    text = section(TEXT, "## Bulk socket")
+    assert re.findall(r"^### `(\w+)`$", text, flags=re.MULTILINE) == list(bulk.BULK_REQUESTS)
+    results: dict[str, type[BaseModel]] = {"put": bulk.PutResult, "get": bulk.GetResult}
+    for op, model in bulk.BULK_REQUESTS.items():
+        request, result = tables(section(text, f"### `{op}`"))
+        assert [row[:3] for row in request] == request_rows(model)
+        assert [row[:2] for row in result] == result_rows(results[op])
+    assert f"{bulk.BULK_FRAME_BYTES:,} bytes" in text
+    assert f"{bulk.MAX_BULK_PART_BYTES:,} bytes" in text
+    assert f"At most {bulk.BULK_CREDITS} requests" in text
 
 
 @pytest.mark.parametrize("model", MAPS, ids=lambda model: model.__name__)

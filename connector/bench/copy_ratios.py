@@ -91,7 +91,7 @@ def measure() -> list[Row]:
         spans = _object_spans(engine, arena, page_bytes, random)
         for direction in Direction:
             source, target = (flat, arena) if direction is Direction.STORE else (arena, flat)
-            work = {
+            work: dict[str, Callable[[], object]] = {
                 "baseline": partial(np.copyto, baseline_to, baseline_from),
                 "plain": partial(backend.copy_spans, spans, direction),
                 "checksummed": partial(backend.copy_spans_checksummed, spans, direction, 1),
