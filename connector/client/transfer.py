@@ -54,6 +54,7 @@ class Transfer:
         self._pages = pages
         self._carrier = carrier
         self._submit = submit
+        self.restored: set[int] = set()  # leases that this session holds: its heartbeats name them
         self._writing = writing
         self._acknowledge = acknowledge
 
@@ -160,8 +161,11 @@ class Transfer:
             return LoadResult(job.request_id, ok=False, failed_chunks=lost, reason=str(error), bytes_loaded=0)
         except PagewardenError as error:
             return LoadResult(job.request_id, ok=False, failed_chunks=(), reason=str(error), bytes_loaded=0)
-        failed, size = self._copy_in(job, located, deadline)
-        self._report(job, located, failed, size, time.monotonic() - began)
+        try:
+            failed, size = self._copy_in(job, located, deadline)
+            self._report(job, located, failed, size, time.monotonic() - began)
+        finally:
+            self._let_go(job, located.lease)  # a hold that is named for ever would make its memory immortal
         if failed:
             chunks_failed = tuple(sorted({item.chunk for item, _, _ in failed}))
             causes = ", ".join(sorted({cause.value for _, _, cause in failed}))
@@ -189,7 +193,10 @@ class Transfer:
             timeout_seconds,
             on_unwanted=lambda reply: self._let_go(job, reply.get("lease", 0)),
         )
-        return parse(LocateResult, self._submit(call).wait())
+        located = parse(LocateResult, self._submit(call).wait())
+        if located.lease != job.lease:
+            self.restored.add(located.lease)
+        return located
 
     def _copy_in(
         self, job: LoadJob, located: LocateResult, deadline: float
@@ -244,9 +251,9 @@ class Transfer:
             ],
         }
         self._submit(Call("loads", args, REPORT_TIMEOUT_SECONDS))
-        self._let_go(job, located.lease)
 
     def _let_go(self, job: LoadJob, lease: int) -> None:
         """A hold that had to be restored is this session's to release; the scheduler's own is the scheduler's."""
         if lease and lease != job.lease:
+            self.restored.discard(lease)
             self._submit(Call("release", {"leases": [lease]}, REPORT_TIMEOUT_SECONDS))

@@ -263,8 +263,12 @@ class WorkerClient:
         self._attachment.failed(error)
 
     def heartbeat(self) -> dict[str, Any]:
-        """Acknowledge revocations whose copies have stopped."""
-        return {"stopped": self._writing.take_stopped(), "segments_known": self._mapping.known}
+        """Acknowledge revocations whose copies have stopped; name the holds that a load restored."""
+        return {
+            "leases": sorted(self._transfer.restored),
+            "stopped": self._writing.take_stopped(),
+            "segments_known": self._mapping.known,
+        }
 
     def heard(self, result: dict[str, Any]) -> None:
         """Stop what was revoked; map new segments."""

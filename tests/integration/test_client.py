@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from connector.client import LoadJob, SaveJob
+from kernels import Backend, Direction, Spans, reference_backend
 from tests.support.daemon import DaemonProcess, eventually
 from tests.support.engine import Engine
 
@@ -115,6 +119,48 @@ def test_loads_and_saves_end_in_bounded_time_without_a_daemon(
     began = time.monotonic()
     engine.stop()
     assert time.monotonic() - began < 30
+
+
+class WaitingCopy:
+    """Copies like the reference backend, but only after the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def backend(self) -> Backend:
+        """The backend to give to a worker."""
+        return replace(reference_backend(), copy_spans_checksummed=self._copy)
+
+    def _copy(self, spans: Spans, direction: Direction, object_count: int) -> Any:
+        self.begun.set()
+        assert self.may_go_on.wait(30)
+        return reference_backend().copy_spans_checksummed(spans, direction, object_count)
+
+
+def test_a_hold_that_a_load_restored_is_kept_until_the_load_has_ended(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
+    daemon, copy = make_daemon(), WaitingCopy()
+    engine = Engine(daemon.port, rank_options={"backend": copy.backend()}).start()
+    engine.save(PROMPT, seed=1)
+    found = engine.lookup("r", PROMPT)
+    engine.scheduler.release(found.lease)
+    eventually(lambda: daemon.status().leases_total == 0, "the lease has ended")
+    copy.begun.clear()
+    copy.may_go_on.clear()
+    job = engine.load_job("r", PROMPT, found)
+    engine.ranks[0].client.load(job)
+    assert copy.begun.wait(20)
+    [lease] = daemon.status().leases
+    assert lease.lease != found.lease
+    eventually(lambda: daemon.status().leases[0].renewals > 5, "its holder names it in every heartbeat")
+    copy.may_go_on.set()
+    eventually(lambda: daemon.status().leases_total == 0, "it is released after the load")
+    assert daemon.status().lease_end_causes == {"released": 2}
+    assert engine.ranks[0].client.finished_loads()[0].ok
+    engine.check_loaded(4, seed=1)
+    engine.stop()
 
 
 def test_a_forked_child_gets_misses_and_the_parent_goes_on(make_daemon: Callable[..., DaemonProcess]) -> None:
