@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,7 @@ from appliance.errors import NamespaceMismatch, PagewardenError, RanksDisagree
 from appliance.fingerprint import Fingerprint, assemble, differences, merge_layers
 from appliance.geometry import GroupKind, ObjectGroup, check_groups, negotiate_chunk_tokens
 from appliance.l1.index import NamespaceIndex
-from appliance.protocol.messages import Attach, Difference, OtherNamespace, Register
+from appliance.protocol.messages import Attach, Difference, OtherNamespace, Register, WorkerGroup
 
 MAX_DIFFERENCES_SHOWN = 32
 
@@ -157,11 +157,10 @@ class EngineTable:
         engine.state, engine.reason = EngineState.READY, "serving"
 
     def _agree(self, registration: Register, engine: Engine) -> tuple[Fingerprint, list[ObjectGroup], int]:
-        groups = [facts.group() for facts in registration.groups]
         workers = {
             rank: attach for rank, (_, attach) in engine.workers.items() if rank < registration.world_size
         }
-        _check_coverage(groups, workers)
+        groups = _existing_shards([facts.group() for facts in registration.groups], workers)
         layers = merge_layers({rank: attach.layers for rank, attach in workers.items()})
         chunk_tokens = negotiate_chunk_tokens(self.minimum_chunk_tokens, groups)
         group_facts = [
@@ -172,8 +171,10 @@ class EngineTable:
                 "shards": facts.shards,
                 "context_shards": facts.context_shards,
                 "window_tokens": facts.window_tokens,
+                # Which stage has which layers decides what a shard's bytes are.
+                "absent_shards": list(group.absent_shards),
             }
-            for facts in registration.groups
+            for facts, group in zip(registration.groups, groups, strict=True)
         ]
         fingerprint = assemble(registration.facts, group_facts, layers, chunk_tokens)
         required = registration.require_namespace
@@ -232,8 +233,12 @@ class EngineTable:
         ]
 
 
-def _check_coverage(groups: list[ObjectGroup], workers: dict[int, Attach]) -> None:
-    """Every shard of every group has a worker, and no worker names what the scheduler does not know."""
+def _existing_shards(groups: list[ObjectGroup], workers: dict[int, Attach]) -> list[ObjectGroup]:
+    """The groups with the shards that do not exist: pipeline stages without a layer of the group hold none of it.
+
+    Raises:
+        RanksDisagree: if a worker names what the scheduler does not know, or a shard or replica has no worker.
+    """
     for rank, attach in workers.items():
         if attach.world_size != len(workers) or [group.index for group in attach.groups] != list(
             range(len(groups))
@@ -249,13 +254,28 @@ def _check_coverage(groups: list[ObjectGroup], workers: dict[int, Attach]) -> No
                     f"Rank {rank} holds shard {mine.shard}, replica {mine.replica} of group {group.index}, "
                     f"which has {group.shards} shards and {group.replicas} replicas."
                 )
-    for group in groups:
-        held = {attach.groups[group.index].shard for attach in workers.values()}
-        if len(held) != group.shards:
-            absent = sorted(set(range(group.shards)) - held)
-            raise RanksDisagree(
-                f"No rank holds shards {absent} of group {group.index}; no prompt could ever be hit."
-            )
+    return [
+        replace(group, absent_shards=_absent_shards(group, [each.groups[group.index] for each in workers.values()]))
+        for group in groups
+    ]
+
+
+def _absent_shards(group: ObjectGroup, named: list[WorkerGroup]) -> tuple[int, ...]:
+    held = {(each.shard, each.replica) for each in named if each.held}
+    absent = {(each.shard, each.replica) for each in named if not each.held}
+    everyone = {(shard, replica) for shard in range(group.shards) for replica in range(group.replicas)}
+    unnamed = sorted({shard for shard, _ in everyone - held - absent})
+    if unnamed:
+        raise RanksDisagree(
+            f"No rank holds shards {unnamed} of group {group.index} in all of their {group.replicas} replicas; "
+            "no prompt could ever be hit."
+        )
+    absent_shards = {shard for shard, _ in absent}
+    if not held or absent_shards & {shard for shard, _ in held}:
+        raise RanksDisagree(
+            f"Ranks disagree whether shards {sorted(absent_shards)} of group {group.index} have layers."
+        )
+    return tuple(sorted(absent_shards))
 
 
 def notices(registration: Register, groups: list[ObjectGroup], chunk_tokens: int) -> list[str]:

@@ -42,7 +42,8 @@ class ObjectGroup:
 
     ``block_tokens`` is the group's block size per rank; ``context_shards`` is the decode-context-parallel size where
     the group is sharded over it, else 1, so one manager block covers ``block_tokens * context_shards`` tokens.
-    ``window_tokens`` is the sliding window, 0 for other kinds.
+    ``window_tokens`` is the sliding window, 0 for other kinds. ``absent_shards`` are numbers that no rank holds: those of
+    pipeline stages without a layer of the group.
     """
 
     index: int
@@ -53,6 +54,12 @@ class ObjectGroup:
     replicas: int
     context_shards: int = 1
     window_tokens: int = 0
+    absent_shards: tuple[int, ...] = ()
+
+    @property
+    def full_mask(self) -> int:
+        """The shards that exist, as bits: all of them make a complete object set."""
+        return (1 << self.shards) - 1 & ~sum(1 << shard for shard in self.absent_shards)
 
     @property
     def unit_tokens(self) -> int:

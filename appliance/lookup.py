@@ -142,7 +142,8 @@ def _shortfall(
     entry = index.entry(row, group)
     present = index.present.view[entry]
     if present and present != int(index.full_masks[group]):
-        missing = [s for s in range(index.groups[group].shards) if not present >> s & 1]
+        absent = int(index.full_masks[group]) & ~present
+        missing = [s for s in range(index.groups[group].shards) if absent >> s & 1]
         return MissReason.RANK_MISSING, f"{where}: shards {missing} are not stored."
     if index.pending.view[entry]:
         return MissReason.NEVER_STORED, f"{where} is being stored."

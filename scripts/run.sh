@@ -9,7 +9,14 @@ bin=${BIN:-.venv/bin}
 simulate=${SIMULATE:-1}
 port=${PAGEWARDEN_PORT:-6555}
 http_port=${PAGEWARDEN_HTTP_PORT:-6580}
+host=${PAGEWARDEN_HOST:-127.0.0.1}
+http_host=${PAGEWARDEN_HTTP_HOST:-127.0.0.1}
 export PAGEWARDEN_L1_SIZE_GB=${PAGEWARDEN_L1_SIZE_GB:-1}
+
+listens() { (: <"/dev/tcp/$1/$2") 2>/dev/null; }
+if listens "$host" "$port"; then
+    exec "$bin/pagewarden" server # it says what is wrong, and with which exit status
+fi
 
 children=()
 stop() {
@@ -27,7 +34,7 @@ trap 'exit 0' INT TERM
 
 "$bin/pagewarden" server &
 children+=($!)
-until "$bin/pagewarden" status --port "$port" 2>/dev/null | grep -q '"ready": true'; do
+until "$bin/pagewarden" status --host "$host" --port "$port" 2>/dev/null | grep -q '"ready": true'; do
     if ! kill -0 "${children[0]}" 2>/dev/null; then
         status=0
         wait "${children[0]}" || status=$?
@@ -37,16 +44,15 @@ until "$bin/pagewarden" status --port "$port" 2>/dev/null | grep -q '"ready": tr
     sleep 0.2
 done
 
-http_host=${PAGEWARDEN_HTTP_HOST:-127.0.0.1}
 for _ in {1..50}; do
-    (: <"/dev/tcp/$http_host/$http_port") 2>/dev/null && break
+    listens "$http_host" "$http_port" && break
     sleep 0.2
 done
 
 if [[ $simulate != 0 ]]; then
     engine() {
         "$bin/python" -m connector.simulate --model kimi-linear-48b --tp 2 --scale 256 --rate 0.5 --abort-share 0.05 \
-            --cache-tokens 16384 --port "$port" "$@" >/dev/null &
+            --cache-tokens 16384 --host "$host" --port "$port" "$@" >/dev/null &
         children+=($!)
     }
     engine --engine-id kimi-a --seed 1

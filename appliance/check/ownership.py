@@ -78,10 +78,10 @@ def _heads(addresses: set[int], segment: int) -> set[int]:
     return {extent for each in addresses for at, extent in (split_address(each),) if at == segment}
 
 
-def _walk(seen: _Seen, findings: Findings) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _walk(seen: _Seen, findings: Findings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Follow every chain at once: how often each extent is owned, and the extents that start a run."""
     total = len(seen.states)
-    owned = np.zeros(total, dtype=np.int32)
+    owned = np.zeros(total, dtype=np.int64)
     heads = np.flatnonzero(seen.states != ExtentState.FREE)
     covered = np.zeros(len(heads), dtype=np.int64)
     chains, firsts = np.arange(len(heads)), heads
@@ -96,7 +96,7 @@ def _walk(seen: _Seen, findings: Findings) -> tuple[NDArray[np.int32], NDArray[n
                 "begins a chain that leads to an extent where no run starts",
             )
         chains, firsts, counts = chains[~broken], firsts[~broken], counts[~broken]
-        np.add.at(owned, _expand(firsts, counts), 1)
+        owned += np.bincount(_expand(firsts, counts), minlength=total)
         covered[chains] += counts
         following = seen.run_nexts[firsts].astype(np.int64)
         # A chain that has all its extents and still goes on may go round in a circle.
@@ -121,7 +121,7 @@ def _expand(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.
     return expanded
 
 
-def _compare_owners(seen: _Seen, owned: NDArray[np.int32], findings: Findings) -> None:
+def _compare_owners(seen: _Seen, owned: NDArray[np.int64], findings: Findings) -> None:
     entered = np.arange(len(owned)) < seen.entered
     for what, wrong in (
         ("is free and belongs to an object at the same time", seen.free & (owned > 0)),

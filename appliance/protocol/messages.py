@@ -157,11 +157,15 @@ class GroupFacts(Message):
 
 
 class WorkerGroup(Message):
-    """Which shard of a group a worker holds, and which of its replicas it is."""
+    """Which shard of a group a worker holds, and which of its replicas it is.
+
+    ``held`` is false on a pipeline stage that has no layer of the group: its shards of the group do not exist.
+    """
 
     index: GroupIndex
     shard: Annotated[int, Field(ge=0, lt=MAX_SHARDS)]
     replica: Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+    held: bool = True
 
 
 class Attach(Message):

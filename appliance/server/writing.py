@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from appliance.errors import ShuttingDown
+from appliance.errors import InvalidField, ShuttingDown
 from appliance.geometry import GroupKind
 from appliance.hashing import split_keys
 from appliance.l1.index import NamespaceIndex
@@ -37,6 +37,10 @@ def reserve(core: Core, session: Session, args: Reserve) -> Answer:
     grants: list[int] = []
     granted: list[Reservation | None] = []
     for position, group in enumerate(args.groups):
+        if not attachment.groups[group].held:
+            raise InvalidField(
+                f"This rank has no layer of group {group}, so it has nothing to store of it.", field="groups"
+            )
         wanted = Wanted(
             key=keys[position],
             parent=parents[position],

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,13 @@ def run(plan: Plan) -> int:
     except (PagewardenError, ValueError) as error:
         _say(f"pagewarden: {error}")
         return EXIT_UNUSABLE
-    # A refusal or a restart is news for the progress line, not for a log of every client of every rank.
-    logging.getLogger("vllm.pagewarden").setLevel(logging.ERROR)
     load_backend()  # compiled before the first request, not in it
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    with _quiet_clients(), _stopped_by_signals(stopping):
+        return _run_engines(plan, geometry, stopping)
+
+
+def _run_engines(plan: Plan, geometry: Geometry, stopping: threading.Event) -> int:
     engines = [
         SimulatedEngine(_settings(plan, geometry, n), _arrivals(plan, geometry, n), stopping)
         for n in range(plan.engines)
@@ -86,6 +88,31 @@ def run(plan: Plan) -> int:
     stopping.set()
     ended = all(engine.join(JOIN_SECONDS) for engine in engines)
     return _tell(plan, engines, ended=ended)
+
+
+@contextmanager
+def _quiet_clients() -> Iterator[None]:
+    """A refusal or a restart is news for the progress line, not for a log of every client of every rank."""
+    logger = logging.getLogger("vllm.pagewarden")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run in order."""
+    former = {
+        number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _settings(plan: Plan, geometry: Geometry, number: int) -> EngineSettings:

@@ -107,19 +107,20 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
         """Describe this worker's pages to the daemon and map the arena."""
         place = place_of_this_worker()
         copies = copies_for(cache.device for cache in kv_caches.values())
+        held = worker_groups(self._kv_cache_config, self._ranks, place)
         client = WorkerClient(
             self._client_options(),
             rank=place.pipeline * self._ranks.tensor + place.tensor,
             world_size=self._ranks.world,
-            groups=worker_groups(self._kv_cache_config, self._ranks, place),
-            layers=layer_facts(self._vllm_config, self._kv_cache_config, kv_caches),
+            groups=held,
+            layers=layer_facts(self._vllm_config, self._kv_cache_config, kv_caches, place.pipeline),
             pages=group_pages(self._kv_cache_config, kv_caches),
             replicas=[group.replicas for group in self._groups],
             backend=copies.backend,
             segments=copies,
         )
         client.start()
-        self._worker = WorkerSide(client, copies.mark)
+        self._worker = WorkerSide(client, copies.mark, [group.index for group in held if group.held])
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

@@ -170,7 +170,10 @@ def _window_tokens(spec: KVCacheSpec) -> int:
 
 
 def worker_groups(kv_cache_config: KVCacheConfig, ranks: Ranks, place: RankPlace) -> list[WorkerGroup]:
-    """Which shard of each group this rank holds, and which of its replicas it is."""
+    """Which shard of each group this rank holds, and which of its replicas it is.
+
+    Numbers are given out over all stages alike; a stage without a layer of a group says that it holds none of it.
+    """
     held = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         division = group_division(group.kv_cache_spec, ranks)
@@ -184,7 +187,9 @@ def worker_groups(kv_cache_config: KVCacheConfig, ranks: Ranks, place: RankPlace
         shard = (
             place.pipeline * division.tensor_shards + tensor_shard
         ) * division.context_shards + context_shard
-        held.append(WorkerGroup(index=index, shard=shard, replica=replica))
+        held.append(
+            WorkerGroup(index=index, shard=shard, replica=replica, held=bool(group.layer_names))
+        )
     return held
 
 

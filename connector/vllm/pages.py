@@ -53,9 +53,12 @@ def group_pages(kv_cache_config: KVCacheConfig, caches: LayerCaches) -> dict[int
 
 
 def layer_facts(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, caches: LayerCaches
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, caches: LayerCaches, stage: int
 ) -> dict[str, dict[str, Any]]:
-    """What each layer's pages are, by layer name: backend, kernel block, type, and the page's inner layout."""
+    """What each layer's pages are, by layer name: backend, kernel block, type, and the page's inner layout.
+
+    `stage` is this worker's pipeline stage: which layers lie together in a shard follows from it.
+    """
     modules = vllm_config.compilation_config.static_forward_context
     num_blocks = kv_cache_config.num_blocks
     described = {}
@@ -65,7 +68,8 @@ def layer_facts(
         for name in group.layer_names:
             if name in caches:
                 spec = by_name.get(name, specs[0])
-                described[name] = _one_layer(modules.get(name), spec, caches[name], num_blocks)
+                facts = _one_layer(modules.get(name), spec, caches[name], num_blocks)
+                described[name] = {**facts, "stage": stage}
     return described
 
 

@@ -75,10 +75,11 @@ class TrackedRequest:
     """Everything the scheduler side knows about one request.
 
     `local_tokens` is the local hit that vLLM named last. `lost_chunks` are those that ranks reported for the
-    load under way, `refused_chunks` those of failed loads, never offered to this request again. `next_chunk` is the first chunk whose attention pages have not
-    been handed to a save. `saved_states` holds (group, chunk) of the states handed to one. `wanted` are the boundaries,
+    load under way, `refused_chunks` those of failed loads, never offered to this request again. `next_chunk` is the first
+    chunk whose attention pages have not been handed to a save. `saved_states` holds (group, chunk) of the states handed to one. `wanted` are the boundaries,
     in tokens, at which a snapshot is to be stored. `held_states` are pinned states of generated text, by group:
-    (boundary in tokens, block id); the last one is stored when the request ends.
+    (boundary in tokens, block id); the last one is stored when the request ends. `left_blocks` are pinned blocks that a
+    sliding window has left, by (group, place in the table).
     """
 
     request: Request
@@ -98,6 +99,7 @@ class TrackedRequest:
     saved_states: set[tuple[int, int]] = field(default_factory=set)
     wanted: set[int] = field(default_factory=set)
     held_states: dict[int, tuple[int, int]] = field(default_factory=dict)
+    left_blocks: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def request_id(self) -> str:

@@ -10,6 +10,7 @@ from appliance.geometry import GroupKind, ObjectGroup
 from connector.client import SaveItem
 from connector.vllm.plans import NULL_BLOCK, BlockTables, save_items
 from connector.vllm.snapshots import prompt_boundaries
+from connector.vllm.windows import LeftBlocks
 
 if TYPE_CHECKING:
     from connector.client import SchedulerClient
@@ -42,6 +43,7 @@ class SaveCollector:
         self._recurrent = frozenset(group.index for group in groups if group.kind is GroupKind.RECURRENT)
         self._ledger = ledger
         self._store_generated = store_generated
+        self._left = LeftBlocks(groups, ledger)
         self.counters = SaveCounters()
 
     def collect(
@@ -60,6 +62,8 @@ class SaveCollector:
         items = self._pin_states(tracked, tables, offers)
         if tables is not None:
             items += self._pin_chunks(tracked, tables, computed_tokens)
+            if self._store_generated or computed_tokens < tracked.request.num_prompt_tokens:
+                self._left.keep(tracked, tables, computed_tokens)
         self._order(tracked, items)
 
     def collect_last(self, tracked: TrackedRequest, tables: BlockTables) -> None:
@@ -99,6 +103,7 @@ class SaveCollector:
         keys = tracked.keys_for(chunk_tokens, complete)
         assert tracked.hasher is not None, "keys come from a hasher"
         root = tracked.hasher.root
+        tables = self._left.complete(tracked, tables)
         pinned: list[SaveItem] = []
         while tracked.next_chunk < complete:
             chunk = tracked.next_chunk
@@ -112,10 +117,11 @@ class SaveCollector:
                     first_chunk=chunk,
                 )
             )
-            if not self._ledger.pin([block_id for item in items for block_id in item.block_ids]):
+            if not self._ledger.pin(self._left.unpinned(tracked, items)):
                 # The request keeps its blocks, so the chunk can be stored in a later step.
                 self.counters.deferred += 1
                 break
+            self._left.ordered(tracked, items, (chunk + 1) * chunk_tokens)
             pinned += items
             tracked.next_chunk += 1
         return pinned
@@ -195,7 +201,8 @@ class SaveCollector:
         return items
 
     def drop_held(self, tracked: TrackedRequest) -> None:
-        """Give back the states that were kept in case the request ended there."""
+        """Give back the states that were kept in case the request ended there, and what windows have left."""
+        self._left.drop(tracked)
         for _, block_id in tracked.held_states.values():
             self._ledger.unpin([block_id])
         tracked.held_states.clear()

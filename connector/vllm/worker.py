@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,14 @@ Mark = Callable[[Direction], Callable[[], None] | None]
 
 
 class WorkerSide:
-    """Passes jobs to the client's copy threads and its results to vLLM. Belongs to the worker's thread."""
+    """Passes jobs to the client's copy threads and its results to vLLM. Belongs to the worker's thread.
 
-    def __init__(self, client: WorkerClient, mark: Mark) -> None:
+    Orders are the same for every rank; `groups` are those of which this rank's pipeline stage has layers.
+    """
+
+    def __init__(self, client: WorkerClient, mark: Mark, groups: Collection[int]) -> None:
         self._client = client
+        self._groups = frozenset(groups)
         self._mark = mark
         self._loading: set[str] = set()
         self._saving = 0
@@ -38,7 +42,8 @@ class WorkerSide:
         ready = self._mark(Direction.LOAD) if orders.loads else None
         for job in orders.loads:
             self._loading.add(job.request_id)
-            self._client.load(replace(job, ready=ready))
+            items = tuple(item for item in job.items if item.group in self._groups)
+            self._client.load(replace(job, items=items, ready=ready))
         self._failed_at_once.update(orders.broken_loads)
 
     def start_saves(self, orders: StepOrders) -> None:
@@ -47,7 +52,8 @@ class WorkerSide:
             return
         ready = self._mark(Direction.STORE)
         for order in orders.saves:
-            self._client.save(SaveJob(order.job_id, order.items, order.salt, ready))
+            items = tuple(item for item in order.items if item.group in self._groups)
+            self._client.save(SaveJob(order.job_id, items, order.salt, ready))
             self._saving += 1
 
     def finished_loads(self) -> tuple[set[str], set[str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,8 +48,8 @@ class Subject(Protocol):
         """On the compute stream, after a delay, set all bytes. Returns at once; the result says whether it is still to
         come."""
 
-    def synchronize(self) -> None:
-        """Wait for everything."""
+    def capturing(self) -> AbstractContextManager[None]:
+        """Capture a graph on the calling thread meanwhile; raises if the capture was spoiled."""
 
 
 class OwnSegment:
@@ -132,10 +133,20 @@ class TorchSubject:
             done.record()
         return lambda: not done.query()
 
-    def synchronize(self) -> None:
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
         import torch
 
-        torch.cuda.synchronize(self.device)
+        with torch.cuda.device(self.device):
+            graph, start = torch.cuda.CUDAGraph(), torch.ones(1024, device=self.device)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                result = start + 1
+                yield
+                result = result + 1
+            graph.replay()
+            torch.cuda.synchronize()
+            assert bool((result == 3).all()), "the captured graph computes something else"
 
 
 # --- the dry run ------------------------------------------------------------------------------------------------------
@@ -191,8 +202,9 @@ class InterpretedSubject:
         runtime.compute(work)
         return lambda: not done.is_set()
 
-    def synchronize(self) -> None:
-        return
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        yield
 
 
 BOTH = (Direction.STORE, Direction.LOAD)

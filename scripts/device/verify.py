@@ -175,6 +175,31 @@ def many_batches_on_two_threads(subject: Subject) -> None:
                 job.result()
 
 
+def while_a_graph_is_captured(subject: Subject) -> None:
+    """Pieces are registered and copies run on other threads while this one captures a graph, as engines do at start."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with rig(subject, 0) as made, ThreadPoolExecutor(1) as pool:
+        layout = plain(65_536, 2, 4)
+        content = random_bytes(layout.buffer_bytes, 11)
+        pages = subject.pages(made.runtime, layout.buffer_bytes)
+        pages.write(content)
+        arena = made.segment
+        spans, objects = layout.batch(pages.address, arena.data_address, arena.data_bytes, 2, 3)
+        mirror, _ = layout.batch(int(content.ctypes.data), arena.data_address, arena.data_bytes, 2, 3)
+        copy = made.copies.backend.copy_spans_checksummed
+        with subject.capturing():
+            bounced = pool.submit(copy, spans, Direction.STORE, objects).result()
+            arena.usable = arena.data_bytes
+            deadline = time.monotonic() + WAIT_SECONDS
+            while made.copies.pinned.waiting_bytes:
+                require(time.monotonic() < deadline, "the arena was not registered during a capture")
+                time.sleep(0.01)
+            direct = pool.submit(copy, spans, Direction.STORE, objects).result()
+        expected = load_backend().copy_spans_checksummed(mirror, Direction.STORE, objects)
+        require(bounced.tolist() == direct.tolist() == expected.tolist(), "sums differ during a capture")
+
+
 def pinned_again_after_it_was_unpinned(subject: Subject) -> None:
     """A range that was retired can be registered again: nothing of it was left behind."""
     runtime = subject.make_runtime()
@@ -195,6 +220,7 @@ def device_checks(subject: Subject) -> list[tuple[str, Callable[[], None]]]:
                 lambda path=path: behind_the_compute_stream(subject, path),  # type: ignore[misc]
             )
         )
+    checks.append(("registered and copied during a capture", lambda: while_a_graph_is_captured(subject)))
     checks.append(("stores and loads at the same time", lambda: many_batches_on_two_threads(subject)))
     checks.append(
         ("registered, unregistered, registered", lambda: pinned_again_after_it_was_unpinned(subject))

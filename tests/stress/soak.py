@@ -32,6 +32,9 @@ from tests.support.daemon import DaemonProcess
 TTL_SECONDS = 6.0
 CHECK_EVERY_SECONDS = 5.0
 END_SECONDS = 90.0
+STANDSTILL_SECONDS = 60.0
+"""Engines that are not served would make a soak that finds nothing."""
+
 EXIT_KILLED = -signal.SIGKILL
 ENGINE = (
     "--model=kimi-linear-48b",
@@ -222,12 +225,21 @@ def _work(soak: Soak, daemon: DaemonProcess, chaos: Chaos, outcome: Outcome) -> 
     pace = random.Random(soak.seed + 1)
     end = time.monotonic() + soak.seconds
     check_at = time.monotonic() + CHECK_EVERY_SECONDS
+    loaded, loaded_at = 0, time.monotonic()
     while time.monotonic() < end:
         time.sleep(pace.uniform(0.3, 1.2) * 8 / soak.engines)
         chaos.step()
         if time.monotonic() >= check_at:
             _check(daemon, outcome)
             check_at = time.monotonic() + CHECK_EVERY_SECONDS
+            with daemon.client(timeout_seconds=20) as client:
+                status = client.call("status", {}, DaemonStatus)
+            now_loaded = status.counters.get("objects_loaded", 0)
+            if now_loaded > loaded:
+                loaded, loaded_at = now_loaded, time.monotonic()
+            elif time.monotonic() - loaded_at > STANDSTILL_SECONDS:
+                outcome.faults.append(f"no engine has loaded anything for {STANDSTILL_SECONDS:g} s")
+                return
 
 
 def _check(daemon: DaemonProcess, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from connector.client.device.pinning import PinnedArena
 from kernels import Direction
 from tests.support.daemon import DaemonProcess, eventually
 from tests.support.device import HostRuntime, RunTable
-from tests.support.engine import HYBRID, Engine, Shape
+from tests.support.engine import HYBRID, Engine, Rank, Shape
 
 PROMPT = list(range(1000, 1000 + 32 * 4 + 5))
 PIECE_BYTES = 1 << 20
@@ -66,6 +66,14 @@ def start(
             lambda: arena.registered_bytes and not arena.waiting_bytes, f"{name} has registered the arena"
         )
     return started
+
+
+def _collect(rank: Rank, done: Callable[[], bool], what: str) -> None:
+    def polled() -> bool:
+        rank.poll()
+        return done()
+
+    eventually(polled, what)
 
 
 def stores_and_loads(daemon: DaemonProcess, run_table: RunTable, *, pinned: bool, shape: Shape) -> None:
@@ -170,7 +178,7 @@ def copies_wait_for_the_engine(daemon: DaemonProcess, run_table: RunTable) -> No
     ready = device.copies.mark(Direction.STORE)
     assert rank.buffers[0][0][0][0] == 0xEE, "the mark computed: it waited on the engine's thread"
     rank.client.save(SaveJob(901, items, ready=ready))
-    eventually(lambda: rank.poll() or 901 in rank.saved, "the save's result")
+    _collect(rank, lambda: 901 in rank.saved, "the save's result")
     assert rank.saved[901].stored == 5
 
     found = engine.lookup("r", PROMPT)
@@ -183,7 +191,7 @@ def copies_wait_for_the_engine(daemon: DaemonProcess, run_table: RunTable) -> No
 
     runtime.compute(a_former_owner_writes)
     rank.client.load(replace(job, ready=device.copies.mark(Direction.LOAD)))
-    eventually(lambda: rank.poll() or "r" in rank.loaded, "the load's result")
+    _collect(rank, lambda: "r" in rank.loaded, "the load's result")
     assert rank.loaded["r"].ok, rank.loaded["r"].reason
     runtime.compute_all()
     engine.check_loaded(4, seed=7)

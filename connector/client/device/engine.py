@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,9 @@ class DeviceCopies:
         self.pinned = pinned or PinnedArena(runtime)
         self._lanes: dict[Direction, Lane] = {each: runtime.make_lane(each) for each in Direction}
         self._busy = {each: threading.Lock() for each in Direction}
-        self._self_test()
+        # On a thread like those that copy later, so that the engine's own stays as it is.
+        with ThreadPoolExecutor(1, "pagewarden-self-test") as pool:
+            pool.submit(self._self_test).result()
 
     @property
     def backend(self) -> Backend:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from connector.client.device.driver import HostPointers
+from connector.client.device.driver import Driver
 from connector.client.device.runtime import Mark, PinnedMemory, RegistrationFailed
 from kernels import Direction, triton_copy
 from kernels.pointer_table import Column
@@ -42,23 +42,25 @@ class TorchRuntime:
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().synchronize()
             self._runtime = torch.cuda.cudart()
-            self.pointers = HostPointers(hip=bool(torch.version.hip))
+            self.driver = Driver(hip=bool(torch.version.hip))
 
     def register(self, address: int, length_bytes: int) -> int:
         """Pin a range and return the device's address of it. Raises RegistrationFailed."""
+        self.driver.ignore_captures()
         with torch.cuda.device(self.device):
             answer = self._runtime.cudaHostRegister(
                 address, length_bytes, REGISTER_PORTABLE | REGISTER_MAPPED
             )
             self._check(answer, f"{length_bytes} bytes cannot be pinned")
             try:
-                return self.pointers.device_address(address)
+                return self.driver.device_address(address)
             except RegistrationFailed:
                 self.unregister(address)
                 raise
 
     def unregister(self, address: int) -> None:
         """Undo `register`. Raises RegistrationFailed."""
+        self.driver.ignore_captures()
         with torch.cuda.device(self.device):
             self._check(self._runtime.cudaHostUnregister(address), "a range cannot be unpinned")
 
@@ -96,13 +98,14 @@ class TorchLane:
 
     def __init__(self, runtime: TorchRuntime, bounce_bytes: int, programs: int) -> None:
         self._device = runtime.device
+        self._driver = runtime.driver
         self._programs = programs
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device)
             # Blocking: the copy thread sleeps until then instead of taking a core from the engine.
             self._event = torch.cuda.Event(blocking=True)
             self._bounce = torch.empty(bounce_bytes, dtype=torch.uint8, pin_memory=True)
-            self._bounce_at = runtime.pointers.device_address(self._bounce.data_ptr())
+            self._bounce_at = runtime.driver.device_address(self._bounce.data_ptr())
         self._slots: list[_Slot] = []
         self._next_slot = 0
         self._object_count = 0
@@ -121,6 +124,7 @@ class TorchLane:
 
     def begin(self, object_count: int) -> None:
         """Zero the sums; the lane is idle."""
+        self._driver.ignore_captures()  # a copy thread captures nothing itself
         self._object_count = object_count
         if object_count > self._sums.numel():
             size = 2 * object_count

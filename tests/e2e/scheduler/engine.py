@@ -34,6 +34,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from appliance.geometry import GroupKind, ObjectGroup
 from connector.vllm import PagewardenConnector
 from connector.vllm.groups import RankPlace
+from connector.vllm.requests import Phase
 from tests.e2e.scheduler.geometry import Geometry, connector_config, plain_config
 
 PAGE_BYTES = 64
@@ -42,7 +43,10 @@ SETTLE_SECONDS = 20.0
 
 
 class Rank:
-    """One worker: the connector's worker half over pages of 64 bytes, all cache groups overlaid as vLLM has them."""
+    """One worker: the connector's worker half over pages of 64 bytes, all cache groups overlaid as vLLM has them.
+
+    While it is `silent` it copies and reports nothing, as a slow one does.
+    """
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, place: RankPlace) -> None:
         self.kv_cache_config = kv_cache_config
@@ -59,6 +63,7 @@ class Rank:
         with patch("connector.vllm.connector.place_of_this_worker", lambda: place):
             self.connector.register_kv_caches(caches)
         self.shards = self._shards()
+        self.silent = False
 
     def _shards(self) -> dict[int, int]:
         """The shard of each group of which this rank holds layers."""
@@ -97,13 +102,12 @@ class Rank:
         forward()
         connector.start_load_kv(None)
         connector.wait_for_save()
-        results = connector.get_transfer_results(output.finished_req_ids)
-        told = KVConnectorOutput(
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            kv_connector_stats=connector.get_kv_connector_stats(),
-            kv_connector_worker_meta=connector.build_connector_worker_meta(),
-        )
+        told = KVConnectorOutput()
+        if not self.silent:
+            results = connector.get_transfer_results(output.finished_req_ids)
+            told.finished_recving = results.finished_recving
+            told.failed_recving = results.failed_recving
+            told.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         return ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=told)
 
@@ -176,6 +180,13 @@ class Engine:
         self._seen.clear()
 
     # --- steps --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Wait until the daemon serves this engine, as the first request would."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self._side._client.chunk_tokens is None:
+            assert time.monotonic() < deadline, f"not settled: {self._side._client.health}"
+            time.sleep(0.01)
 
     def run(self) -> None:
         """Step until nothing is left to do, saves included."""
@@ -281,6 +292,11 @@ class Engine:
         assert clean, self.describe()
         assert self._pool.get_num_free_blocks() == self.free_at_start, self.describe()
         assert self._side.counters.unexpected_events == 0
+
+    def phase_of(self, name: str) -> Phase | None:
+        """Where the connector has a request, None if it does not know it."""
+        tracked = self._side._requests.get(name)
+        return tracked.phase if tracked is not None else None
 
     def states_of(self, name: str) -> set[int]:
         """The boundaries, in tokens, whose states a request handed to saves, the same in every recurrent group."""

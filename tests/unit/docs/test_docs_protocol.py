@@ -48,6 +48,7 @@ RESULTS: dict[str, type[BaseModel]] = {
     "ping": messages.Ping,
     "clear": messages.ClearResult,
     "set_ttl": messages.SetTtlResult,
+    "check": messages.CheckResult,
 }
 """What each operation answers; empty results and the status document have no table of their own."""
 
@@ -59,6 +60,7 @@ MAPS: list[type[BaseModel]] = [
     messages.OtherNamespace,
     messages.Difference,
     messages.FailedLoad,
+    messages.CheckFinding,
 ]
 STATUS_MAPS = [
     model

@@ -59,27 +59,75 @@ def test_context_ranks_that_hold_different_heads_are_refused() -> None:
         division(attention(2), 4, 8, context=2)
 
 
-@given(
-    heads=st.integers(0, 2),
-    copies=st.integers(0, 2),
-    context=st.integers(0, 2),
-    stages=st.integers(1, 3),
-)
+LATENT = attention(1, max_tp_shards=1)
+CONFIGS = st.integers(0, 3).map(lambda exponent: 2**exponent)
+
+
+def config(*groups: tuple[Any, bool]) -> Any:
+    """What one worker is given: each group's spec, and whether the worker's stage has layers of it."""
+    return SimpleNamespace(
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"] if held else []) for spec, held in groups
+        ]
+    )
+
+
+def grouped_heads(tensor: int, kv_heads: int) -> Any:
+    """Attention as vLLM describes it on one of `tensor` ranks."""
+    return attention(max(1, kv_heads // tensor))
+
+
+@given(tensor=CONFIGS, context=CONFIGS, kv_heads=CONFIGS, stages=st.integers(1, 4), data=st.data())
 def test_every_shard_is_held_by_each_of_its_replicas_once(
-    heads: int, copies: int, context: int, stages: int
+    tensor: int, context: int, kv_heads: int, stages: int, data: st.DataObject
 ) -> None:
-    tensor, kv_heads = 2 ** (heads + copies), 2**heads
-    context_ranks = 2 ** min(context, copies)
-    ranks = Ranks(tensor, stages, context_ranks, kv_heads)
-    spec = attention(1)
-    config: Any = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-    held = [
-        worker_groups(config, ranks, RankPlace(rank, stage, rank % context_ranks))[0]
+    """Over all ranks, for every kind of group, whichever stages have layers of it."""
+    context = min(context, tensor)
+    ranks = Ranks(tensor, stages, context, kv_heads)
+    specs = [LATENT, state(), state(replicated=True)]
+    if tensor // min(tensor, kv_heads) % context == 0:  # else the ranks that share tokens hold different heads
+        specs.append(grouped_heads(tensor, kv_heads))
+    layers = [
+        data.draw(st.lists(st.booleans(), min_size=stages, max_size=stages).filter(any)) for _ in specs
+    ]
+    named = [
+        worker_groups(
+            config(*((spec, held[stage]) for spec, held in zip(specs, layers, strict=True))),
+            ranks,
+            RankPlace(rank, stage, rank % context),
+        )
         for stage in range(stages)
         for rank in range(tensor)
     ]
-    divided = group_division(spec, ranks)
-    everyone = {
-        (shard, replica) for shard in range(divided.shards * stages) for replica in range(divided.replicas)
-    }
-    assert sorted((entry.shard, entry.replica) for entry in held) == sorted(everyone)
+    for index, spec in enumerate(specs):
+        divided = group_division(spec, ranks)
+        assert divided.shards * divided.replicas == tensor
+        places = [(groups[index].shard, groups[index].replica) for groups in named]
+        assert sorted(places) == [
+            (shard, replica)
+            for shard in range(divided.shards * stages)
+            for replica in range(divided.replicas)
+        ]
+        absent = {groups[index].shard for groups in named if not groups[index].held}
+        assert absent == {
+            stage * divided.shards + shard
+            for stage in range(stages)
+            if not layers[index][stage]
+            for shard in range(divided.shards)
+        }
+
+
+@given(tensor=CONFIGS, context=CONFIGS, kv_heads=CONFIGS)
+def test_replicas_hold_the_same_heads_and_tokens(tensor: int, context: int, kv_heads: int) -> None:
+    """Against vLLM's own rule: rank r has head r * heads // ranks, and context rank r % context."""
+    context = min(context, tensor)
+    if tensor // min(tensor, kv_heads) % context:
+        return
+    ranks, spec = Ranks(tensor, 1, context, kv_heads), grouped_heads(tensor, kv_heads)
+    bytes_of: dict[int, set[tuple[int, int]]] = {}
+    for rank in range(tensor):
+        (group,) = worker_groups(config((spec, True)), ranks, RankPlace(rank, 0, rank % context))
+        first_head = rank * kv_heads // tensor
+        bytes_of.setdefault(group.shard, set()).add((first_head, rank % context))
+    assert all(len(held) == 1 for held in bytes_of.values())
+    assert len({next(iter(held)) for held in bytes_of.values()}) == len(bytes_of)

@@ -1,6 +1,6 @@
 """The worker's half: each load is reported exactly once."""
 
-from connector.client import LoadJob, LoadResult, SaveItem, SaveResult
+from connector.client import LoadItem, LoadJob, LoadResult, SaveItem, SaveJob, SaveResult
 from connector.vllm.orders import Report, SaveOrder, StepOrders
 from connector.vllm.worker import WorkerSide
 
@@ -32,7 +32,7 @@ class Copies:
 
 def loading(name: str) -> tuple[Copies, WorkerSide]:
     copies = Copies()
-    side = WorkerSide(copies, lambda direction: None)  # type: ignore[arg-type]
+    side = WorkerSide(copies, lambda direction: None, [0, 1])  # type: ignore[arg-type]
     side.start_loads(StepOrders(loads=(LoadJob(name, 1, 1, (b"k" * 32,), ()),)))
     return copies, side
 
@@ -53,6 +53,18 @@ def test_a_failed_load_is_among_the_finished_and_names_its_chunks() -> None:
     assert side.finished_loads() == ({"r"}, {"r"})
     assert side.take_report() == Report(failed_chunks={"r": frozenset({3, 4})})
     assert side.take_report() is None
+
+
+def test_a_rank_copies_only_the_groups_of_which_its_stage_has_layers() -> None:
+    copies = Copies()
+    side = WorkerSide(copies, lambda direction: None, [1])  # type: ignore[arg-type]
+    items = (LoadItem(0, 0, (1,)), LoadItem(1, 0, (2,)))
+    side.start_loads(StepOrders(loads=(LoadJob("r", 1, 1, (b"k" * 32,), items),)))
+    other = SaveItem(1, 0, b"k" * 32, b"p" * 32, (1,))
+    side.start_saves(StepOrders(saves=(SaveOrder(5, (ITEM, other), b""), SaveOrder(6, (ITEM,), b""))))
+    asked = [job.items for job in copies.asked if isinstance(job, LoadJob | SaveJob)]
+    # A job without items is asked for too: every rank reports every job.
+    assert asked == [items[1:], (other,), ()]
 
 
 def test_a_load_that_cannot_begin_is_reported_as_failed() -> None:
