@@ -255,7 +255,10 @@ def _existing_shards(groups: list[ObjectGroup], workers: dict[int, Attach]) -> l
                     f"which has {group.shards} shards and {group.replicas} replicas."
                 )
     return [
-        replace(group, absent_shards=_absent_shards(group, [each.groups[group.index] for each in workers.values()]))
+        replace(
+            group,
+            absent_shards=_absent_shards(group, [each.groups[group.index] for each in workers.values()]),
+        )
         for group in groups
     ]
 

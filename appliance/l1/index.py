@@ -56,9 +56,7 @@ class NamespaceIndex:
         self.chunk_tokens = chunk_tokens
         self.windows = [group.window_chunks(chunk_tokens) for group in groups]
         self.group_count = len(groups)
-        self.full_masks: NDArray[np.uint64] = np.array(
-            [group.full_mask for group in groups], dtype=np.uint64
-        )
+        self.full_masks: NDArray[np.uint64] = np.array([group.full_mask for group in groups], dtype=np.uint64)
         self.attention = [g for g, group in enumerate(groups) if group.kind is GroupKind.ATTENTION]
         self.others = [g for g, group in enumerate(groups) if group.kind is not GroupKind.ATTENTION]
         self.totals = [GroupTotals() for _ in groups]

@@ -187,9 +187,7 @@ def worker_groups(kv_cache_config: KVCacheConfig, ranks: Ranks, place: RankPlace
         shard = (
             place.pipeline * division.tensor_shards + tensor_shard
         ) * division.context_shards + context_shard
-        held.append(
-            WorkerGroup(index=index, shard=shard, replica=replica, held=bool(group.layer_names))
-        )
+        held.append(WorkerGroup(index=index, shard=shard, replica=replica, held=bool(group.layer_names)))
     return held
 
 

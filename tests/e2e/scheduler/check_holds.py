@@ -17,7 +17,9 @@ CHUNK = SMALL.chunk_tokens
 
 
 def status(daemon: Daemon) -> DaemonStatus:
-    with RequestClient(endpoint_of("127.0.0.1", daemon.port), client_name="checks", timeout_seconds=10) as client:
+    with RequestClient(
+        endpoint_of("127.0.0.1", daemon.port), client_name="checks", timeout_seconds=10
+    ) as client:
         return client.call("status", {}, DaemonStatus)
 
 
@@ -127,7 +129,9 @@ def test_a_hit_that_the_scheduler_discards_gives_its_lease_back(
 
 
 @pytest.mark.parametrize(("extra_tokens", "hit_chunks"), [(0, 2), (1, 3)])
-def test_a_hit_leaves_a_token_to_compute(start_engine: StartEngine, extra_tokens: int, hit_chunks: int) -> None:
+def test_a_hit_leaves_a_token_to_compute(
+    start_engine: StartEngine, extra_tokens: int, hit_chunks: int
+) -> None:
     engine = start_engine(SMALL)
     text = stored(engine, 104 + extra_tokens)
     assert engine.states_of(f"stored-{104 + extra_tokens}") == {2 * CHUNK, 3 * CHUNK}
@@ -137,7 +141,9 @@ def test_a_hit_leaves_a_token_to_compute(start_engine: StartEngine, extra_tokens
     engine.assert_nothing_held()
 
 
-def test_preempted_requests_resume_and_leave_nothing_behind(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_preempted_requests_resume_and_leave_nothing_behind(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
     engine = start_engine(SMALL, blocks=26, model_tokens=5 * CHUNK)
     text = stored(engine, 106, chunks=1)
     for number in range(4):

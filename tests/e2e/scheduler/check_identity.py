@@ -108,7 +108,10 @@ def test_salts_separate_and_equal_salts_share() -> None:
 
 
 def test_an_engines_salt_is_not_mistaken_for_a_requests() -> None:
-    first = {keys(request(cache_salt=own), IdentityReader(engines))[0] for engines, own in [("a", "b"), ("ab", None), ("", "ab")]}
+    first = {
+        keys(request(cache_salt=own), IdentityReader(engines))[0]
+        for engines, own in [("a", "b"), ("ab", None), ("", "ab")]
+    }
     assert len(first) == 3
 
 
@@ -121,7 +124,9 @@ MakeAdapter = Callable[..., LoRARequest]
 def adapter(tmp_path: Path) -> MakeAdapter:
     """Makes an adapter on disk; the same directory and content unless said otherwise."""
 
-    def make(name: str = "poet", directory: str = "one", content: bytes = b"weights", **fields: Any) -> LoRARequest:
+    def make(
+        name: str = "poet", directory: str = "one", content: bytes = b"weights", **fields: Any
+    ) -> LoRARequest:
         place = tmp_path / directory
         place.mkdir(exist_ok=True)
         weights = place / "adapter_model.safetensors"
@@ -148,7 +153,12 @@ def test_the_number_that_vllm_gave_an_adapter_is_no_part_of_it(adapter: MakeAdap
 
 @pytest.mark.parametrize(
     "other",
-    [{"name": "critic"}, {"directory": "two"}, {"directory": "two", "content": b"other weights"}, {"is_3d_lora_weight": True}],
+    [
+        {"name": "critic"},
+        {"directory": "two"},
+        {"directory": "two", "content": b"other weights"},
+        {"is_3d_lora_weight": True},
+    ],
     ids=["name", "path", "path and content", "layout"],
 )
 def test_another_adapter_differs(adapter: MakeAdapter, other: dict[str, Any]) -> None:
@@ -171,7 +181,9 @@ def test_names_and_paths_are_not_run_together(adapter: MakeAdapter, tmp_path: Pa
     assert reader.identity(adapted(outer)) != reader.identity(adapted(one))
 
 
-def test_an_adapter_that_changed_on_disk_cannot_be_named_until_it_is_loaded_again(adapter: MakeAdapter) -> None:
+def test_an_adapter_that_changed_on_disk_cannot_be_named_until_it_is_loaded_again(
+    adapter: MakeAdapter,
+) -> None:
     reader = IdentityReader("")
     before = reader.identity(adapted(adapter()))
     assert before is not None
@@ -231,7 +243,9 @@ def test_tenants_and_media_do_not_hit_each_other(start_engine: StartEngine) -> N
         "image": {"mm_features": medium(A)},
         "other-image": {"mm_features": medium("b" * 60 + "aaaa")},
     }
-    engine.scheduler.max_num_encoder_input_tokens = 4096  # the stand-in model has no encoder that would set it
+    engine.scheduler.max_num_encoder_input_tokens = (
+        4096  # the stand-in model has no encoder that would set it
+    )
     engine.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
     for name, fields in variants.items():
         engine.add(name, text, **fields)

@@ -37,7 +37,9 @@ def test_a_long_prompt_is_hit_at_its_end(start_engine: StartEngine, window: int,
     engine.assert_nothing_held()
     # What was loaded can be continued from, with the window reaching back into loaded chunks.
     engine.forget_local_cache()
-    engine.add("continued", prompt(10, (CHUNKS + 4) * CHUNK, after=prompt(9, (CHUNKS + 3) * CHUNK, after=text)))
+    engine.add(
+        "continued", prompt(10, (CHUNKS + 4) * CHUNK, after=prompt(9, (CHUNKS + 3) * CHUNK, after=text))
+    )
     engine.run()
     assert engine.hits["continued"] == (CHUNKS + 3) * CHUNK
     engine.assert_nothing_held()

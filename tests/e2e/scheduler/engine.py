@@ -75,7 +75,9 @@ class Rank:
 
     def stamp(self, group: int, prefix: bytes) -> np.ndarray[Any, Any]:
         """What this rank's pages of a group hold for a prefix: `[layers, bytes]`, different for every shard."""
-        digest = hashlib.blake2b(prefix, digest_size=PAGE_BYTES, salt=bytes([group, self.shards[group]])).digest()
+        digest = hashlib.blake2b(
+            prefix, digest_size=PAGE_BYTES, salt=bytes([group, self.shards[group]])
+        ).digest()
         layers = len(self.kv_cache_config.kv_cache_groups[group].layer_names)
         numbers = np.arange(layers, dtype=np.uint8)[:, None]
         return np.frombuffer(digest, dtype=np.uint8)[None, :] ^ numbers
@@ -118,7 +120,13 @@ class Engine:
     _numbers = itertools.count(1)
 
     def __init__(
-        self, directory: Path, transfer: dict[str, Any], geometry: Geometry, *, blocks: int = 400, **settings: Any
+        self,
+        directory: Path,
+        transfer: dict[str, Any],
+        geometry: Geometry,
+        *,
+        blocks: int = 400,
+        **settings: Any,
     ) -> None:
         self.geometry = geometry
         name = f"{geometry.name}-{next(self._numbers)}"
@@ -134,9 +142,7 @@ class Engine:
         alignment = resolve_cache_hit_alignment_tokens(whole, self.config, self.block_size, hash_size)
         for each in (*configs, whole):
             each.hash_block_size, each.cache_hit_alignment_tokens = hash_size, alignment
-        self.ranks = [
-            Rank(self.config, each, self._place(number)) for number, each in enumerate(configs)
-        ]
+        self.ranks = [Rank(self.config, each, self._place(number)) for number, each in enumerate(configs)]
         self.scheduler = Scheduler(
             self.config, whole, StructuredOutputManager(self.config), self.block_size, hash_size
         )
@@ -234,7 +240,9 @@ class Engine:
         tables = self.scheduler.kv_cache_manager.get_block_ids(name)
         return name, end - count, list(request.all_token_ids), end, tables
 
-    def _forward(self, rank: Rank, work: list[tuple[str, int, list[int], int, tuple[list[int], ...]]]) -> None:
+    def _forward(
+        self, rank: Rank, work: list[tuple[str, int, list[int], int, tuple[list[int], ...]]]
+    ) -> None:
         for name, start, tokens, end, tables in work:
             array = np.asarray(tokens, dtype=np.uint32)
             for group in self.groups:
@@ -287,7 +295,11 @@ class Engine:
         """No request, lease, pin or block is held once the engine is idle."""
         ledger = self._side._ledger
         clean = not (
-            self._side._requests or self._side._client._held or self._side._loads or ledger._saves or ledger._pinned
+            self._side._requests
+            or self._side._client._held
+            or self._side._loads
+            or ledger._saves
+            or ledger._pinned
         )
         assert clean, self.describe()
         assert self._pool.get_num_free_blocks() == self.free_at_start, self.describe()

@@ -17,7 +17,13 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 LATENT = 512 + 64
 MAX_MODEL_TOKENS = 65_536
@@ -69,8 +75,15 @@ def block_size(state_bytes: int, attention_bytes: int) -> int:
     return 128 * -(-state_bytes // (128 * attention_bytes))
 
 
-def kimi(  # noqa: PLR0913
-    name: str, *, states: int, latents: int, heads: int, tensor: int, decode_context: int = 1, fp8: bool = False
+def kimi(
+    name: str,
+    *,
+    states: int,
+    latents: int,
+    heads: int,
+    tensor: int,
+    decode_context: int = 1,
+    fp8: bool = False,
 ) -> Geometry:
     """Kimi Delta Attention beside Multi-head Latent Attention, in the order three to one."""
     per_rank = heads // tensor
@@ -171,7 +184,9 @@ def plain_config(
     config.cache_config.mamba_cache_mode = "align" if geometry.hybrid else "none"
     config.cache_config.block_size = geometry.block_tokens
     config.cache_config.kv_cache_layout = "LBNHC"
-    config.compilation_config.static_forward_context.update({name: StandInLayer() for name, _ in geometry.layers})
+    config.compilation_config.static_forward_context.update(
+        {name: StandInLayer() for name, _ in geometry.layers}
+    )
     return config
 
 

@@ -52,7 +52,10 @@ def test_only_the_shards_that_exist_are_waited_for(table):
 
 
 def test_another_cut_of_the_model_is_another_namespace(table):
-    one, other = settle(table, "one", (True, False), (True, True)), settle(table, "other", (True, True), (True, False))
+    one, other = (
+        settle(table, "one", (True, False), (True, True)),
+        settle(table, "other", (True, True), (True, False)),
+    )
     assert one.fingerprint.namespace != other.fingerprint.namespace
     assert table.others(one.fingerprint)[0].differences[0].field.endswith("absent_shards")
 
@@ -66,7 +69,13 @@ def test_replicas_of_one_shard_must_agree(table):
     engine = table.engine("e", 0.0)
     for rank, held in enumerate((True, False)):
         named = [{"index": g, "shard": 0, "replica": rank, "held": held} for g in range(2)]
-        args = {"attach_id": 100 + rank, "rank": rank, "world_size": 2, "groups": named, "layers": {"l": LAYER}}
+        args = {
+            "attach_id": 100 + rank,
+            "rank": rank,
+            "world_size": 2,
+            "groups": named,
+            "layers": {"l": LAYER},
+        }
         table.attach(engine, b"%d" % rank, parse(Attach, args))
     groups = [{**each, "replicas": 2} for each in GROUPS]
     with pytest.raises(RanksDisagree, match="have layers"):

@@ -67,7 +67,8 @@ def config(*groups: tuple[Any, bool]) -> Any:
     """What one worker is given: each group's spec, and whether the worker's stage has layers of it."""
     return SimpleNamespace(
         kv_cache_groups=[
-            SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"] if held else []) for spec, held in groups
+            SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"] if held else [])
+            for spec, held in groups
         ]
     )
 
@@ -85,11 +86,11 @@ def test_every_shard_is_held_by_each_of_its_replicas_once(
     context = min(context, tensor)
     ranks = Ranks(tensor, stages, context, kv_heads)
     specs = [LATENT, state(), state(replicated=True)]
-    if tensor // min(tensor, kv_heads) % context == 0:  # else the ranks that share tokens hold different heads
+    if (
+        tensor // min(tensor, kv_heads) % context == 0
+    ):  # else the ranks that share tokens hold different heads
         specs.append(grouped_heads(tensor, kv_heads))
-    layers = [
-        data.draw(st.lists(st.booleans(), min_size=stages, max_size=stages).filter(any)) for _ in specs
-    ]
+    layers = [data.draw(st.lists(st.booleans(), min_size=stages, max_size=stages).filter(any)) for _ in specs]
     named = [
         worker_groups(
             config(*((spec, held[stage]) for spec, held in zip(specs, layers, strict=True))),
