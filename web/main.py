@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,6 +23,7 @@ __all__ = ["WebSettings", "run"]
 
 PARENT_CHECK_SECONDS = 0.5
 GRACEFUL_SECONDS = 3
+IMPATIENT_SECONDS = 1.0
 
 _log = structlog.stdlib.get_logger("web")
 
@@ -99,9 +101,11 @@ async def _stop_with_parent(server: uvicorn.Server, parent_pid: int) -> None:
 class _Server(uvicorn.Server):
     """Exits with status 0 when it is asked to stop; uvicorn itself would raise the signal again afterwards."""
 
+    _asked_at = 0.0
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at the first signal, at once at the second."""
+        """Stop at the first signal, at once at one that comes later."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -112,5 +116,10 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        self.force_exit = self.should_exit
+        now = time.monotonic()
+        if self.should_exit:
+            # Ctrl-C reaches the whole group and the daemon then asks too: that is one wish, not an impatient second.
+            self.force_exit = now - self._asked_at > IMPATIENT_SECONDS
+        else:
+            self._asked_at = now
         self.should_exit = True

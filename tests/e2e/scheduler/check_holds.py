@@ -102,10 +102,14 @@ def test_requests_that_wait_for_blocks_keep_their_leases_and_an_abort_releases_t
     engine.step()
     assert engine.phase_of("first") is Phase.ANSWERED
     assert engine.phase_of("second") is Phase.LOOKING
+    causes = status(daemon).lease_end_causes
     engine.abort("second")
     until(lambda: status(daemon).leases_total == 1, 20, "the end of the second lease")
     engine.abort("first")
     assert_daemon_holds_nothing(daemon)
+    # The daemon ends a lease that nobody names, but only later: these were given back.
+    released = {**causes, "released": causes["released"] + 2}
+    assert status(daemon).lease_end_causes == released
     assert all(engine.phase_of(hog) is Phase.COMPUTING for hog in hogs)
     engine.run()
     engine.assert_nothing_held()
