@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from appliance.geometry import GroupKind, last_usable_chunk
 from appliance.l1.index import NamespaceIndex, Rows
 from appliance.l1.removals import Ghosts, Removal
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 
 Presence = NDArray[np.bool_]
 """``presence[i, g]``: every shard of group g is committed for chunk i."""

@@ -10,8 +10,8 @@ from enum import StrEnum
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.l1.store import Reserved, Store, Wanted
+from appliance.protocol.base import Grant
 from appliance.protocol.liveness import is_inline
-from appliance.protocol.messages import Grant
 from appliance.tickets import TicketTable, WriteTicket
 
 

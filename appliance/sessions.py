@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from appliance.protocol.messages import Role, Transport
+from appliance.protocol.base import Role, Transport
 
 SUSPECT_AFTER_HEARTBEATS = 3
 _REPLIES_KEPT = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 
 
 @dataclass(frozen=True, slots=True)

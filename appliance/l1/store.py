@@ -23,7 +23,7 @@ from appliance.l1.removals import Ghosts, Removal
 from appliance.l1.segment import HeadRecord
 from appliance.l1.space import Placement
 from appliance.protocol.arena_layout import STATE_COMMITTED, STATE_WRITING
-from appliance.protocol.messages import Grant
+from appliance.protocol.base import Grant
 
 Entries = NDArray[np.int64]
 _MAX_DEMOTED = 16_384

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from appliance.protocol.base import Lenient, Message
 from appliance.protocol.bounds import MAX_OBJECT_BYTES, U32, U64, GroupIndex
-from appliance.protocol.messages import Lenient, Message
 
 BULK_FRAME_BYTES: Final = 1024 * 1024
 """The most page bytes in one frame."""

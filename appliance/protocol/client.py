@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from appliance.errors import BootChanged, DaemonUnreachable, UnknownSession
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
-from appliance.protocol.messages import Message, Role, parse
+from appliance.protocol.base import Message, Role, parse
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
 
 _R = TypeVar("_R", bound=BaseModel)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from appliance.protocol.messages import Difference, Lenient
+from appliance.protocol.base import Lenient
+from appliance.protocol.messages import Difference
 
 
 class Gate(Lenient):

@@ -6,7 +6,8 @@ import time
 
 from appliance.catalog.events import ClearRecorded, SettingChanged
 from appliance.errors import InvalidField, NotFound, ShuttingDown
-from appliance.protocol.messages import Check, Clear, ClearResult, Ping, Role, SetTtl, SetTtlResult
+from appliance.protocol.base import Role
+from appliance.protocol.messages import Check, Clear, ClearResult, Ping, SetTtl, SetTtlResult
 from appliance.reservations import ReservationState
 from appliance.server.answers import Answer, Durable
 from appliance.server.core import Core, require_role

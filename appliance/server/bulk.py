@@ -25,6 +25,7 @@ from appliance.errors import (
     PagewardenError,
     UnknownOperation,
 )
+from appliance.protocol.base import parse
 from appliance.protocol.bulk import (
     BULK_CREDITS,
     BULK_FRAME_BYTES,
@@ -35,7 +36,6 @@ from appliance.protocol.bulk import (
     Put,
     PutResult,
 )
-from appliance.protocol.messages import parse
 from appliance.protocol.status import InlineStatus
 from appliance.protocol.wire import (
     NO_ID,

@@ -19,7 +19,8 @@ from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.store import Store
 from appliance.leases import LeaseEnding, LeaseTable
-from appliance.protocol.messages import Attach, CheckResult, Difference, Role, SegmentInfo
+from appliance.protocol.base import Role
+from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable

@@ -10,6 +10,7 @@ import structlog
 
 from appliance.errors import BootChanged, PagewardenError, UnknownOperation, UnknownSession
 from appliance.protocol import messages as m
+from appliance.protocol.base import parse
 from appliance.protocol.wire import (
     NO_ID,
     Request,
@@ -112,11 +113,11 @@ class Dispatcher:
         if request.op == "ping":
             return self._packed(request, admin.ping(core))
         if request.op == "status":
-            m.parse(model, request.args)
+            parse(model, request.args)
             return self._packed(request, Answer(status(core, **self._health())))
         if request.op == "hello":
             return self._packed(
-                request, membership.hello(core, request.session, m.parse(m.Hello, request.args))
+                request, membership.hello(core, request.session, parse(m.Hello, request.args))
             )
         session = self._session(request)
         kept = session.replies.get(request.request_id)
@@ -128,7 +129,7 @@ class Dispatcher:
             if (session.session_id, request.request_id) in self._waiting:
                 return None
             self._require_catalog()
-        answer = _IN_SESSION[request.op](core, session, m.parse(model, request.args))
+        answer = _IN_SESSION[request.op](core, session, parse(model, request.args))
         if isinstance(answer, Durable):
             self._waiting.add((session.session_id, request.request_id))
             return Waiting(request, session, answer)

@@ -10,6 +10,7 @@ from appliance import __version__
 from appliance.engines import Engine, EngineState
 from appliance.errors import AttachmentNotProven, InvalidField, UnsupportedVersion, WrongRole
 from appliance.protocol import PROTOCOL_VERSION
+from appliance.protocol.base import Role, Transport
 from appliance.protocol.bulk import BULK_CREDITS, BULK_FRAME_BYTES
 from appliance.protocol.liveness import INLINE_ATTACH_IDS, is_alive, is_inline
 from appliance.protocol.messages import (
@@ -23,9 +24,7 @@ from appliance.protocol.messages import (
     HelloResult,
     Register,
     RegisterResult,
-    Role,
     Settlement,
-    Transport,
 )
 from appliance.server.answers import Answer
 from appliance.server.core import Core, require_role

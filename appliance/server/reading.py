@@ -14,19 +14,16 @@ from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.leases import LeaseState
 from appliance.lookup import Outcome, entries_of, find, presence_of
+from appliance.protocol.base import LoadFailure, MissReason, Role, Transport
 from appliance.protocol.messages import (
     Done,
-    LoadFailure,
     Loads,
     Locate,
     LocateResult,
     Lookup,
     LookupResult,
-    MissReason,
     Release,
     ReleaseResult,
-    Role,
-    Transport,
 )
 from appliance.server.answers import Answer
 from appliance.server.core import Core, Phase, require_role

@@ -9,14 +9,7 @@ from appliance.geometry import GroupKind
 from appliance.hashing import split_keys
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.store import Wanted
-from appliance.protocol.messages import (
-    Abort,
-    AbortResult,
-    Commit,
-    CommitResult,
-    Reserve,
-    ReserveResult,
-)
+from appliance.protocol.messages import Abort, AbortResult, Commit, CommitResult, Reserve, ReserveResult
 from appliance.reservations import Reservation, ReservationState
 from appliance.server.answers import Answer
 from appliance.server.core import Core, Phase

@@ -17,6 +17,7 @@ import numpy as np
 import zmq
 
 from appliance.hashing import ChunkHasher, PromptIdentity, join_keys
+from appliance.protocol.base import Role
 from appliance.protocol.messages import (
     CommitResult,
     Done,
@@ -24,7 +25,6 @@ from appliance.protocol.messages import (
     LookupResult,
     ReleaseResult,
     ReserveResult,
-    Role,
     WorkerGroup,
 )
 from appliance.protocol.wire import unpack_reply

@@ -21,8 +21,9 @@ from pydantic import BaseModel
 
 from appliance.errors import DaemonUnreachable
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
+from appliance.protocol.base import Role, parse
 from appliance.protocol.client import RequestClient, endpoint_of
-from appliance.protocol.messages import Done, Role, parse
+from appliance.protocol.messages import Done
 from appliance.protocol.status import DaemonStatus
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import ArenaUnreachable, AttachmentNotProven, PagewardenError
+from appliance.protocol.base import Transport
 from appliance.protocol.liveness import INLINE_ATTACH_IDS
-from appliance.protocol.messages import HelloResult, Transport
+from appliance.protocol.messages import HelloResult
 from connector.client.lock import AttachLock
 
 logger = logging.getLogger("vllm.pagewarden")

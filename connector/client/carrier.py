@@ -8,7 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from appliance.protocol.messages import LoadFailure, LocateResult, ReserveResult
+from appliance.protocol.base import LoadFailure
+from appliance.protocol.messages import LocateResult, ReserveResult
 from connector.client.jobs import LoadItem
 from connector.client.mapping import ArenaMapping, MappedSegment
 from kernels import Backend, Direction, Spans, StreamRuns, finish, plan_object

@@ -15,8 +15,9 @@ import zmq
 from numpy.typing import NDArray
 
 from appliance.errors import DaemonUnreachable, LeaseEnded, PagewardenError
+from appliance.protocol.base import LoadFailure
 from appliance.protocol.bulk import Get, Put
-from appliance.protocol.messages import LoadFailure, LocateResult, ReserveResult
+from appliance.protocol.messages import LocateResult, ReserveResult
 from connector.client.bulk import BulkAddress, BulkConnection, Frame
 from connector.client.carrier import stream_lengths
 from connector.client.jobs import LoadItem

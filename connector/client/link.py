@@ -21,8 +21,9 @@ from appliance.errors import (
     UnknownSession,
 )
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
+from appliance.protocol.base import Role, parse
 from appliance.protocol.client import endpoint_of
-from appliance.protocol.messages import HelloResult, Role, parse
+from appliance.protocol.messages import HelloResult
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
 from connector.client.calls import Call
 from connector.client.jobs import ClientHealth, ClientOptions, ClientState

@@ -11,15 +11,14 @@ from typing import Any
 
 from appliance.errors import ArenaUnreachable, AttachmentNotProven, PagewardenError
 from appliance.hashing import join_keys
+from appliance.protocol.base import Role, parse
 from appliance.protocol.messages import (
     GroupFacts,
     HeartbeatResult,
     HelloResult,
     LookupResult,
     RegisterResult,
-    Role,
     Settlement,
-    parse,
 )
 from connector.client import forks
 from connector.client.calls import Call

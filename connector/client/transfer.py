@@ -10,15 +10,8 @@ from typing import Any
 from appliance.errors import ArenaUnreachable, LeaseEnded, PagewardenError
 from appliance.geometry import writes_chunk
 from appliance.hashing import join_keys
-from appliance.protocol.messages import (
-    CommitResult,
-    Grant,
-    LoadFailure,
-    LocateResult,
-    ReserveResult,
-    WorkerGroup,
-    parse,
-)
+from appliance.protocol.base import Grant, LoadFailure, parse
+from appliance.protocol.messages import CommitResult, LocateResult, ReserveResult, WorkerGroup
 from connector.client.calls import Call
 from connector.client.carrier import Carrier
 from connector.client.jobs import ClientOptions, LoadItem, LoadJob, LoadResult, SaveItem, SaveJob, SaveResult

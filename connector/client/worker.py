@@ -13,16 +13,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from appliance.errors import PagewardenError
+from appliance.protocol.base import Role, Transport, parse
 from appliance.protocol.client import endpoint_of
-from appliance.protocol.messages import (
-    AttachResult,
-    HeartbeatResult,
-    HelloResult,
-    Role,
-    Transport,
-    WorkerGroup,
-    parse,
-)
+from appliance.protocol.messages import AttachResult, HeartbeatResult, HelloResult, WorkerGroup
 from connector.client import forks
 from connector.client.attachment import Attachment
 from connector.client.bulk import BulkAddress

@@ -15,8 +15,9 @@ import pytest
 from appliance.check.asking import check_text, run_check
 from appliance.errors import NotFound, WrongRole
 from appliance.protocol import arena_layout as layout
+from appliance.protocol.base import Role
 from appliance.protocol.client import RequestClient, endpoint_of
-from appliance.protocol.messages import CheckResult, Role
+from appliance.protocol.messages import CheckResult
 from tests.support.daemon import DaemonProcess, eventually
 from tests.support.engine import Engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 from tests.support.daemon import DaemonProcess, eventually
 from tests.support.engine import Engine, facts, sharded
 

@@ -15,8 +15,9 @@ import pytest
 import zmq
 
 from appliance.hashing import join_keys
+from appliance.protocol.base import MissReason
 from appliance.protocol.client import endpoint_of
-from appliance.protocol.messages import ClearResult, MissReason
+from appliance.protocol.messages import ClearResult
 from appliance.protocol.wire import Request, pack_request, unpack_reply
 from tests.integration.test_data_path import accounted
 from tests.support.daemon import DaemonProcess, eventually

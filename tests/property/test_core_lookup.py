@@ -14,7 +14,7 @@ from appliance.hashing import ChunkHasher, PromptIdentity
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Ghosts
 from appliance.lookup import entries_of, find, fold
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 
 CHUNK = 4
 

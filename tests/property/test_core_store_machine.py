@@ -21,7 +21,7 @@ from appliance.l1.removals import Removal
 from appliance.leases import LeaseState
 from appliance.lookup import entries_of, find
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 from appliance.reservations import ReservationState
 from tests.support.core_model import Entry, Held, Model, Thing, Writing, check_record, read_tables
 from tests.support.core_store import (

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from appliance.errors import PagewardenError, RegistrationError, all_errors
 from appliance.hashing import join_keys
 from appliance.protocol import MAX_CONTROL_BYTES
-from appliance.protocol.messages import REQUESTS, Role
+from appliance.protocol.base import Role
+from appliance.protocol.messages import REQUESTS
 from appliance.protocol.wire import unpack_reply
 from appliance.server.dispatch import Waiting
 from tests.support.core_lockholder import lock_holder

@@ -15,7 +15,7 @@ from appliance.geometry import GroupKind
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.space import Placement
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.messages import Grant
+from appliance.protocol.base import Grant
 from tests.support.core_store import EXTENT
 
 Tables = tuple[np.ndarray, np.ndarray, bytes]

@@ -21,7 +21,7 @@ from appliance.l1.segment import HeadRecord
 from appliance.l1.space import Placement
 from appliance.l1.store import Reserved, Store, Wanted
 from appliance.leases import LeaseEnding, LeaseTable
-from appliance.protocol.messages import Grant
+from appliance.protocol.base import Grant
 from appliance.reservations import Reservation, ReservationTable
 
 EXTENT = 4096

@@ -12,7 +12,7 @@ from typing import Any
 from appliance.errors import PagewardenError
 from appliance.hashing import join_keys
 from appliance.l1.opening import open_arena
-from appliance.protocol.messages import Role
+from appliance.protocol.base import Role
 from appliance.protocol.status import CatalogStatus
 from appliance.protocol.wire import NO_ID, Reply, Request, pack_request, unpack_reply
 from appliance.server.core import Core, Phase, build_core

@@ -84,7 +84,11 @@ def test_what_a_window_has_left_is_given_back_on_abort_and_preemption(start_engi
     kept = [engine.step() or all(t.left_blocks for t in engine._side._requests.values()) for _ in range(210)]
     assert kept[-1], "nothing was kept: nothing was shown"
     engine.abort("r0")
-    engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler = engine.scheduler
+    scheduler._preempt_request(scheduler.running.pop(), timestamp=0.0)
+    engine.step()
+    assert engine.preempted == ["r4"]
+    assert not engine._side._requests["r4"].left_blocks
     for number in range(1, 5):
         engine.abort(f"r{number}")
     engine.run()

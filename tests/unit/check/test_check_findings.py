@@ -15,7 +15,7 @@ from appliance.l1.space import ExtentState, split_address
 from appliance.leases import LeaseState
 from appliance.lookup import entries_of, find
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.messages import Role
+from appliance.protocol.base import Role
 from appliance.reservations import ReservationState
 from appliance.sessions import Session, SessionTable
 from tests.support.core_store import EXTENT, World, attention, chain, recurrent

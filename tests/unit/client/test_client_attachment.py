@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ArenaUnreachable, AttachmentNotProven, DaemonUnreachable
+from appliance.protocol.base import Transport
 from appliance.protocol.liveness import is_inline
-from appliance.protocol.messages import HelloResult, Transport
+from appliance.protocol.messages import HelloResult
 from connector.client.attachment import Attachment
 
 

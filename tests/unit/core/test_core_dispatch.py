@@ -20,7 +20,7 @@ from appliance.errors import (
     WrongRole,
 )
 from appliance.hashing import join_keys
-from appliance.protocol.messages import Grant, MissReason, Role
+from appliance.protocol.base import Grant, MissReason, Role
 from appliance.protocol.wire import Request, pack_request, unpack_reply
 from appliance.server.dispatch import Outgoing, Waiting
 from appliance.server.membership import end_session, process_died

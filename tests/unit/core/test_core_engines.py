@@ -14,7 +14,8 @@ from appliance.clock import MAX_STEP_SECONDS, LeaseClock
 from appliance.engines import Engine, EngineState, EngineTable
 from appliance.errors import NamespaceMismatch, PagewardenError, RanksDisagree, UnsupportedGeometry
 from appliance.leases import LeaseState
-from appliance.protocol.messages import Attach, Register, Role, parse
+from appliance.protocol.base import Role, parse
+from appliance.protocol.messages import Attach, Register
 from appliance.reservations import ReservationState
 from appliance.sessions import Session, SessionState, SessionTable
 from appliance.ttl import Ttls

@@ -17,7 +17,7 @@ from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.leases import LeaseState
 from appliance.lookup import entries_of, find
-from appliance.protocol.messages import Grant
+from appliance.protocol.base import Grant
 from tests.support.core_store import CHUNK, EXTENT, World, attention, chain, namespace_id, recurrent
 
 

@@ -17,7 +17,8 @@ from appliance.errors import (
     UnsupportedVersion,
 )
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION, messages
-from appliance.protocol.messages import REQUESTS, Lenient, Message, parse
+from appliance.protocol.base import Lenient, Message, parse
+from appliance.protocol.messages import REQUESTS
 from appliance.protocol.wire import (
     Request,
     pack_error,

@@ -10,7 +10,7 @@ from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Ghosts, Removal
 from appliance.leases import LeaseState
 from appliance.lookup import Outcome, entries_of, find
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 from appliance.reservations import ReservationState
 from tests.support.core_store import CHUNK, EXTENT, World, attention, chain, namespace_id, recurrent, sliding
 

@@ -10,7 +10,8 @@ import pytest
 from appliance.engines import EngineState, EngineTable
 from appliance.errors import RanksDisagree
 from appliance.lookup import find
-from appliance.protocol.messages import Attach, MissReason, Register, parse
+from appliance.protocol.base import MissReason, parse
+from appliance.protocol.messages import Attach, Register
 from tests.support.core_store import CHUNK, World, attention, chain
 from tests.support.core_wire import FACTS, GROUPS, LAYER
 

@@ -14,8 +14,8 @@ from appliance.errors import InvalidField, LeaseEnded, ReservationEnded, Unknown
 from appliance.l1.extents import Run
 from appliance.l1.segment import Segment
 from appliance.protocol.arena_layout import SegmentLayout, word_of
+from appliance.protocol.base import Grant
 from appliance.protocol.liveness import INLINE_ATTACH_IDS
-from appliance.protocol.messages import Grant
 from appliance.reservations import Reservation, ReservationState
 from appliance.server.bulk import BulkServer, bind_bulk
 from appliance.tickets import ReadTicket, TicketTable, WriteTicket

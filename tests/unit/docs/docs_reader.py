@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

@@ -23,7 +23,8 @@ from appliance.protocol import (
     messages,
     status,
 )
-from appliance.protocol.messages import REQUESTS, Grant, LoadFailure, MissReason, Role
+from appliance.protocol.base import Grant, LoadFailure, Message, MissReason, Role
+from appliance.protocol.messages import REQUESTS
 from appliance.reservations import ReservationState
 from appliance.server import dispatch
 from appliance.sessions import SessionEnd
@@ -115,7 +116,7 @@ def test_every_field_of_the_bulk_socket():
 @pytest.mark.parametrize("model", MAPS, ids=lambda model: model.__name__)
 def test_every_field_of_a_map_inside_a_message(model: type[BaseModel]):
     found = rows(section(section(TEXT, "## Maps inside messages"), f"### `{model.__name__}`"))
-    strict = issubclass(model, messages.Message)
+    strict = issubclass(model, Message)
     expected = request_rows(model) if strict else result_rows(model)
     assert [row[: len(expected[0])] for row in found] == expected
 

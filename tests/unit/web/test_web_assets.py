@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from appliance.protocol.messages import MissReason
+from appliance.protocol.base import MissReason
 from web.assets import STATIC_DIR, asset, vendored
 from web.explain import EVICTION_CAUSES, LEASE_END_CAUSES, MISS_REASONS, ORDERLY_LEASE_ENDS, miss_reason
 from web.templating import TEMPLATES_DIR
