@@ -77,6 +77,7 @@ class SchedulerSide:
             client, self._groups, self._ledger, store_generated=options.store_generated
         )
         self._requests: dict[str, TrackedRequest] = {}
+        self._looking: set[str] = set()
         self._loads: list[LoadJob] = []
         self._broken_loads: list[str] = []
         self.counters = SchedulerCounters()
@@ -127,6 +128,7 @@ class SchedulerSide:
             refused_chunks=sorted(tracked.refused_chunks),
         )
         self.counters.lookups += 1
+        self._looking.add(tracked.request_id)
         self._move(tracked, Event.ASKED)
         return True
 
@@ -140,12 +142,18 @@ class SchedulerSide:
         return now < self._settle_deadline
 
     def _poll(self, tracked: TrackedRequest) -> bool:
+        if self._take_answer(tracked):
+            return True
+        # vLLM asks again at once. Without this the client's IO thread gets the interpreter only every 5 ms.
+        time.sleep(0)
+        return False
+
+    def _take_answer(self, tracked: TrackedRequest) -> bool:
         assert tracked.pending is not None, "a request that is looking has asked"
         answer = tracked.pending.poll()
         if answer is None:
-            # vLLM asks again at once. Without this the client's IO thread gets the interpreter only every 5 ms.
-            time.sleep(0)
             return False
+        self._looking.discard(tracked.request_id)
         tracked.pending = None
         tracked.answer = answer
         tracked.lease = answer.lease
@@ -244,6 +252,9 @@ class SchedulerSide:
 
     def step(self, output: SchedulerOutput) -> StepOrders:
         """What the workers load and save in this step."""
+        for request_id in tuple(self._looking):
+            # vLLM asks for no request behind one that finds no blocks, and a lease is kept only once its answer is taken.
+            self._take_answer(self._requests[request_id])
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
             if tracked is not None:
@@ -283,6 +294,7 @@ class SchedulerSide:
             self._saves.collect_last(tracked, tables)
         self._saves.drop_held(tracked)
         if tracked.pending is not None:
+            self._looking.discard(tracked.request_id)
             tracked.pending.cancel()
             tracked.pending = None
         self._move(tracked, Event.FINISHED)
@@ -333,4 +345,5 @@ class SchedulerSide:
         for tracked in self._requests.values():
             self._release(tracked)
         self._requests.clear()
+        self._looking.clear()
         self._client.stop()

@@ -27,7 +27,7 @@ from appliance.check.asking import run_check
 from appliance.errors import DaemonUnreachable
 from appliance.protocol.client import RequestClient
 from appliance.protocol.status import DaemonStatus
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonProcess, eventually
 
 TTL_SECONDS = 6.0
 CHECK_EVERY_SECONDS = 5.0
@@ -174,6 +174,8 @@ class Chaos:
         for engine in self.engines:
             if engine.resume_at is not None:
                 engine.resume()
+        # One born a moment ago has no signal handlers yet: it has once it has said what it is.
+        eventually(lambda: all(each.err.stat().st_size for each in self.engines), "engines started", 60)
         time.sleep(2.0)
         dying, orderly = self.engines[:2], self.engines[2:]
         for engine in dying:
