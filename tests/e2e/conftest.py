@@ -9,6 +9,9 @@ import pytest
 from tests.e2e.families import FAMILIES, Reference, make_reference
 from tests.e2e.processes import VLLM_ENVIRONMENT, VLLM_PYTHON, Daemon, running
 
+collect_ignore = ["scheduler"]
+"""Runs in the vLLM environment, through test_scheduler.py; this one cannot import it."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here needs the vLLM environment and minutes, not seconds."""
