@@ -22,6 +22,7 @@ from connector.vllm.metadata import StepMetadata, WorkerReport
 from connector.vllm.options import ConnectorOptions
 from connector.vllm.pages import group_pages, layer_facts
 from connector.vllm.scheduler import SchedulerSide
+from connector.vllm.stats import FigureMetrics, Figures
 from connector.vllm.support import check_supported
 from connector.vllm.worker import WorkerSide
 
@@ -216,6 +217,30 @@ class PagewardenConnector(KVConnectorBase_V1, SupportsHMA):
         self._side.forget_stored()
         logger.warning("Pagewarden: the engine's cache was reset; from now on it shares with no other engine")
         return True
+
+    # --- figures --------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> Figures | None:
+        """What this half has counted since the last call."""
+        side = self._worker or self._scheduler
+        counted = side.tally.take() if side is not None else {}
+        return Figures(counted) if counted else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Figures:
+        """Figures as they travelled between processes."""
+        return Figures(data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> FigureMetrics:
+        """Counters of the figures on vLLM's own metrics page."""
+        return FigureMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """End both halves, whichever this is; bounded."""

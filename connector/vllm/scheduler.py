@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from appliance.geometry import GroupKind, ObjectGroup, last_usable_chunk
 from connector.client import ClientState, LoadJob
+from connector.vllm.figures import Tally
 from connector.vllm.identity import IdentityReader, salt_label
 from connector.vllm.ledger import SaveLedger
 from connector.vllm.orders import Report, StepOrders
@@ -81,6 +82,7 @@ class SchedulerSide:
         self._loads: list[LoadJob] = []
         self._broken_loads: list[str] = []
         self.counters = SchedulerCounters()
+        self.tally = Tally()
 
     # --- lookups --------------------------------------------------------------------------------------------------
 
@@ -128,6 +130,7 @@ class SchedulerSide:
             refused_chunks=sorted(tracked.refused_chunks),
         )
         self.counters.lookups += 1
+        self.tally.add(lookups=1)
         self._looking.add(tracked.request_id)
         self._move(tracked, Event.ASKED)
         return True
@@ -192,6 +195,7 @@ class SchedulerSide:
             return
         self._move(tracked, Event.LOAD_ALLOCATED)
         self.counters.hits += 1
+        self.tally.add(lookup_hits=1)
         try:
             self._loads.append(self._load_job(tracked, blocks.get_block_ids(), external_tokens))
         except UnusableTable as error:

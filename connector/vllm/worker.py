@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from connector.client import SaveJob
+from connector.vllm.figures import Tally
 from connector.vllm.orders import Report, StepOrders
 from kernels import Direction
 
@@ -36,6 +37,7 @@ class WorkerSide:
         self._saving = 0
         self._failed_at_once: set[str] = set()
         self._report = Report()
+        self.tally = Tally()
 
     def start_loads(self, orders: StepOrders) -> None:
         """Begin this step's loads; on a device they wait, off this thread, for what earlier steps do with the blocks."""
@@ -69,6 +71,11 @@ class WorkerSide:
                 continue
             self._loading.discard(result.request_id)
             finished.add(result.request_id)
+            self.tally.add(
+                rank_loads=1,
+                rank_loads_failed=not result.ok,
+                loaded_bytes=result.bytes_loaded if result.ok else 0,
+            )
             if not result.ok:
                 logger.warning("Pagewarden's load of request %s failed: %s", result.request_id, result.reason)
                 failed.add(result.request_id)
@@ -83,6 +90,9 @@ class WorkerSide:
         for result in self._client.finished_saves():
             self._report.saves_done[result.job_id] = 1
             self._saving -= 1
+            self.tally.add(
+                stored_objects=result.stored, stored_bytes=result.bytes_stored, failed_objects=result.failed
+            )
         report, self._report = self._report, Report()
         return report or None
 

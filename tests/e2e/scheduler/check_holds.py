@@ -42,9 +42,12 @@ def stored(engine: Engine, seed: int, chunks: int = 3) -> list[int]:
     return text
 
 
-def test_an_abort_at_any_step_leaves_nothing_behind(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(SMALL, max_num_batched_tokens=CHUNK)
-    text = stored(engine, 100)
+@pytest.mark.parametrize("overlapped", [False, True], ids=["", "overlapped"])
+def test_an_abort_at_any_step_leaves_nothing_behind(
+    start_engine: StartEngine, daemon: Daemon, *, overlapped: bool
+) -> None:
+    engine = start_engine(SMALL, max_num_batched_tokens=CHUNK, async_scheduling=overlapped)
+    text = stored(engine, 100 + 50 * overlapped)
     seen = set()
     for steps in range(14):
         name = f"aborted-{steps}"

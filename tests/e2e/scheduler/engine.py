@@ -7,6 +7,7 @@ everything that the prefix needs are compared, whether it was computed here, fou
 import hashlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ from tests.e2e.scheduler.geometry import Geometry, connector_config, plain_confi
 PAGE_BYTES = 64
 RUN_SECONDS = 40.0
 SETTLE_SECONDS = 20.0
+
+
+def sampled_after(tokens: int) -> int:
+    """The token that the stand-in model gives after so many tokens."""
+    return tokens % 1000
 
 
 class Rank:
@@ -109,13 +115,17 @@ class Rank:
             results = connector.get_transfer_results(output.finished_req_ids)
             told.finished_recving = results.finished_recving
             told.failed_recving = results.failed_recving
+            told.kv_connector_stats = connector.get_kv_connector_stats()
             told.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         return ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=told)
 
 
 class Engine:
-    """A scheduler and its ranks. `saved` and `hits` record what the connector ordered, by request id."""
+    """A scheduler and its ranks.
+
+    `saved` and `hits` record what the connector ordered, by request id, `figures` what it told vLLM.
+    """
 
     _numbers = itertools.count(1)
 
@@ -143,8 +153,14 @@ class Engine:
         for each in (*configs, whole):
             each.hash_block_size, each.cache_hit_alignment_tokens = hash_size, alignment
         self.ranks = [Rank(self.config, each, self._place(number)) for number, each in enumerate(configs)]
-        self.scheduler = Scheduler(
-            self.config, whole, StructuredOutputManager(self.config), self.block_size, hash_size
+        scheduler_class = self.config.scheduler_config.get_scheduler_cls()
+        self.scheduler: Scheduler = scheduler_class(
+            self.config,
+            whole,
+            StructuredOutputManager(self.config),
+            self.block_size,
+            hash_size,
+            log_stats=True,
         )
         self.connector: PagewardenConnector = self.scheduler.connector
         self._side = self.connector._side
@@ -159,7 +175,9 @@ class Engine:
         self.saved: dict[str, set[tuple[int, int]]] = {}
         self.hits: dict[str, int] = {}
         self.chunk_ends: dict[str, list[int]] = {}
+        self._under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.preempted: list[str] = []
+        self.figures: list[dict[str, int]] = []
         self._keys: dict[bytes, str] = {}
 
     def _place(self, rank: int) -> RankPlace:
@@ -197,8 +215,11 @@ class Engine:
     def run(self) -> None:
         """Step until nothing is left to do, saves included."""
         deadline = time.monotonic() + RUN_SECONDS
-        while self.scheduler.has_requests():
-            self.step()
+        while self.scheduler.has_requests() or self._under_way:
+            if self.scheduler.has_requests():
+                self.step()
+            else:
+                self._take_in(*self._under_way.popleft())
             assert time.monotonic() < deadline, f"still busy: {self.describe()}"
 
     def step(self) -> None:
@@ -219,10 +240,18 @@ class Engine:
             result.req_ids.append(name)
             result.req_id_to_index[name] = number
             request = self.scheduler.requests[name]
-            result.sampled_token_ids.append([end % 1000] if end >= request.num_tokens else [])
+            result.sampled_token_ids.append([] if request.is_prefill_chunk else [sampled_after(end)])
         if not output.total_num_scheduled_tokens:
             time.sleep(0.001)  # as vLLM's engine loop does
-        self.scheduler.update_from_output(output, result)
+        self._under_way.append((output, result))
+        # With asynchronous scheduling the results of a step are taken in when the next has been scheduled.
+        if len(self._under_way) > self.config.scheduler_config.async_scheduling:
+            self._take_in(*self._under_way.popleft())
+
+    def _take_in(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
+                self.figures.append(outputs.scheduler_stats.kv_connector_stats)
 
     def _record_saves(self, orders: Iterable[Any]) -> None:
         for order in orders:
@@ -238,7 +267,10 @@ class Engine:
         end = request.num_computed_tokens
         self.chunk_ends.setdefault(name, []).append(end)
         tables = self.scheduler.kv_cache_manager.get_block_ids(name)
-        return name, end - count, list(request.all_token_ids), end, tables
+        known = list(request.all_token_ids)
+        # Of a token that was sampled in a step whose results are not taken in yet only the rank knows.
+        known += [sampled_after(place) for place in range(len(known), end)]
+        return name, end - count, known, end, tables
 
     def _forward(
         self, rank: Rank, work: list[tuple[str, int, list[int], int, tuple[list[int], ...]]]

@@ -167,7 +167,12 @@ def plain_config(
         model.mkdir()
         heads = {"num_attention_heads": geometry.kv_heads, "num_key_value_heads": geometry.kv_heads}
         (model / "config.json").write_text(json.dumps({**LLAMA, **heads}))
-    settings: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, **scheduler}
+    settings: dict[str, Any] = {
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 8,
+        **scheduler,
+    }
+    overlapped = settings.pop("async_scheduling", False)
     config = VllmConfig(
         model_config=_model_config(model, model_tokens),
         parallel_config=ParallelConfig(),
@@ -178,6 +183,7 @@ def plain_config(
         device_config=DeviceConfig("cpu"),
         load_config=LoadConfig(load_format="dummy"),
     )
+    config.scheduler_config.async_scheduling = overlapped  # which vLLM turns off on a CPU
     config.parallel_config.tensor_parallel_size = geometry.tensor
     config.parallel_config.pipeline_parallel_size = geometry.pipeline
     config.parallel_config.decode_context_parallel_size = geometry.decode_context
