@@ -91,6 +91,8 @@ class Populator:
     def _want_more_if_low(self) -> None:
         """Beyond the initial size, memory is populated when less than an eighth of it is free."""
         progress = self.progress
+        if self._space.populated_extents < self._next_extent:
+            return  # what was populated last has not entered the pool yet, so the pool looks emptier than it is
         free = self._space.allocator.free_extents * self._extent_bytes
         if progress.done_bytes >= progress.wanted_bytes and free < LOW_SHARE * progress.done_bytes:
             progress.wanted_bytes = min(progress.total_bytes, progress.done_bytes + STEP_BYTES)

@@ -97,7 +97,7 @@ class DaemonProcess:
 
     def status(self) -> DaemonStatus:
         """The status document of this moment."""
-        with self.client() as client:
+        with self.client(10.0) as client:
             return client.call("status", {}, DaemonStatus)
 
     def signal(self, number: signal.Signals) -> None:
