@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -141,22 +141,7 @@ class Store:
     def commit(self, reserved: Reserved, checksum: int) -> None:
         """The writer's bytes are in place: the object can be found from now on."""
         index, row, record = reserved.index, reserved.row, reserved.record
-        committed = HeadRecord(
-            key=record.key,
-            parent=record.parent,
-            namespace=record.namespace,
-            salt=record.salt,
-            length=record.length,
-            checksum=checksum,
-            attach_id=record.attach_id,
-            stored_unix_ms=record.stored_unix_ms,
-            clear_epoch=record.clear_epoch,
-            extent_count=record.extent_count,
-            chunk_index=record.chunk_index,
-            group=record.group,
-            shard=record.shard,
-            state=STATE_COMMITTED,
-        )
+        committed = replace(record, checksum=checksum, state=STATE_COMMITTED)
         self.arena.commit(reserved.placement.address, committed)
         index.end_pending(row, record.group, record.shard, record.extent_count)
         now = int(self._clock())

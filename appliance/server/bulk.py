@@ -46,6 +46,7 @@ from appliance.protocol.wire import (
     unpack_request,
 )
 from appliance.server.background import Pulse
+from appliance.server.sockets import bind_router
 from appliance.tickets import TicketTable, WriteTicket
 
 _log = structlog.get_logger(__name__)
@@ -64,24 +65,10 @@ Parts = tuple[bytes, bytes | bytearray]
 
 
 def bind_bulk(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """The ROUTER socket of page bytes.
-
-    Raises:
-        zmq.ZMQError: EADDRINUSE if the port is taken.
-    """
-    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BULK_PART_BYTES)
-    socket.setsockopt(zmq.SNDHWM, SOCKET_QUEUE)
-    socket.setsockopt(zmq.RCVHWM, SOCKET_QUEUE)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
-    return socket
+    """The ROUTER socket of page bytes. Raises as :func:`bind_router`."""
+    return bind_router(
+        context, endpoint, part_bytes=MAX_BULK_PART_BYTES, send_queue=SOCKET_QUEUE, receive_queue=SOCKET_QUEUE
+    )
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ from appliance.server.background import BackgroundLoop, Mailbox
 from appliance.server.bulk import BulkServer, bind_bulk
 from appliance.server.core import Core, Phase, build_core
 from appliance.server.dispatch import Dispatcher, Waiting
-from appliance.server.loop import Loop, bind_router
+from appliance.server.loop import Loop, bind_control
 from appliance.server.population import Populator
 from appliance.server.room import check_room
 from appliance.server.web_child import WebChild
@@ -94,7 +94,7 @@ class Daemon:
     def _bind(self) -> tuple[zmq.Socket[bytes], int]:
         settings = self._settings
         try:
-            router = bind_router(self._context, _endpoint(settings.host, settings.port))
+            router = bind_control(self._context, _endpoint(settings.host, settings.port))
         except zmq.ZMQError as error:
             raise PortInUse(
                 f"The address {settings.host}:{settings.port} cannot be used: {error.strerror or error}.",

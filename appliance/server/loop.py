@@ -15,6 +15,7 @@ from appliance.server import membership
 from appliance.server.background import Mailbox, Pulse
 from appliance.server.core import Core, Phase
 from appliance.server.dispatch import Dispatcher, Waiting
+from appliance.server.sockets import bind_router
 from appliance.sessions import Session, SessionEnd
 
 _log = structlog.get_logger(__name__)
@@ -26,24 +27,9 @@ TICK_SECONDS = 0.1
 SEND_QUEUE = 4096
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """A ROUTER socket that says so when a reply cannot be delivered.
-
-    Raises:
-        zmq.ZMQError: EADDRINUSE if the port is taken.
-    """
-    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
-    return socket
+def bind_control(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """The ROUTER socket of control messages. Raises as :func:`bind_router`."""
+    return bind_router(context, endpoint, part_bytes=MAX_CONTROL_BYTES, send_queue=SEND_QUEUE)
 
 
 class Loop:
