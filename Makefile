@@ -5,7 +5,7 @@ E2E_VENV := .venv-e2e
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test e2e e2e-setup bench soak lint format clean
+.PHONY: help setup run test e2e e2e-setup bench soak coverage lint format clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
@@ -45,6 +45,12 @@ e2e: setup e2e-setup  ## Real vLLM processes against a real daemon
 
 bench: setup  ## Print ratios measured side by side
 	$(BIN)/python -m tests.benchmarks
+
+coverage: setup  ## Lines reached by make test, in all its processes
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered
 
 soak: setup  ## Simulated engines under kills, stops, aborts and evictions (SECONDS=600)
 	$(BIN)/python -m tests.stress.soak --seconds $(or $(SECONDS),600)
