@@ -108,6 +108,8 @@ class Link:
     def __init__(self, options: ClientOptions, member: Member) -> None:
         self._options = options
         self._member = member
+        # Who may wait longer for a lookup does not call a daemon unresponsive sooner.
+        self._patience_seconds = max(CONTROL_TIMEOUT_SECONDS, options.lookup_timeout_seconds)
         self._endpoint = endpoint_of(options.host, options.port)
         self._state = ClientState.IDLE
         self._reason = "not started"
@@ -272,7 +274,7 @@ class Link:
 
     def _silent(self) -> bool:
         """Whether requests are out and nothing has been heard for too long: the connection may be dead."""
-        limit = max(CONTROL_TIMEOUT_SECONDS, SILENT_HEARTBEATS * self._heartbeat_seconds)
+        limit = max(self._patience_seconds, SILENT_HEARTBEATS * self._heartbeat_seconds)
         return bool(self._in_flight) and time.monotonic() - self._heard_at > limit
 
     # --- states ------------------------------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ class Link:
             self._join()
         elif self._state is ClientState.JOINED and now >= self._heartbeat_at:
             self._heartbeat_at = now + (0.1 if self._member.hurried() else self._heartbeat_seconds)
-            self._control = self._queue(Call("heartbeat", self._member.heartbeat(), CONTROL_TIMEOUT_SECONDS))
+            self._control = self._queue(Call("heartbeat", self._member.heartbeat(), self._patience_seconds))
 
     def _control_done(self, call: Call, now: float) -> None:
         if call.error is not None:
@@ -372,7 +374,7 @@ class Link:
             "host": sockets.gethostname(),
             "pid": os.getpid(),
         }
-        self._control = self._queue(Call("hello", args, CONTROL_TIMEOUT_SECONDS))
+        self._control = self._queue(Call("hello", args, self._patience_seconds))
 
     def _join(self) -> None:
         assert self._hello is not None, "a client joins a daemon that has not answered"
@@ -384,7 +386,7 @@ class Link:
         except PagewardenError as error:
             self._control_failed(error, time.monotonic())
             return
-        self._control = self._queue(Call(op, args, CONTROL_TIMEOUT_SECONDS))
+        self._control = self._queue(Call(op, args, self._patience_seconds))
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
