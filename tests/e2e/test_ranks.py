@@ -26,7 +26,8 @@ def test_two_ranks_load_what_two_ranks_stored(checkpoints: Path, daemon: Daemon,
 
     computed, resumed = run_engine(tmp_path, job([Batch([text]), Batch([text])])).batches
     # vLLM's ranks spin while they wait for each other, and on two cores nothing else may run for many seconds.
-    connector = daemon.connector(lookup_timeout_seconds=60.0, settle_timeout_seconds=60.0)
+    waits = ("lookup", "settle", "save", "load")
+    connector = daemon.connector(**{f"{wait}_timeout_seconds": 60.0 for wait in waits})
     stored, loaded = run_engine(tmp_path, job([Batch([text]), again], connector)).batches
     (fresh,) = run_engine(tmp_path, job([Batch([text])], connector)).batches
     assert_same_answers(stored.answers, computed.answers)
