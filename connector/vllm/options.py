@@ -35,7 +35,7 @@ class ConnectorOptions(BaseModel):
     require_namespace: str = Field(default="", max_length=64)
     """Refuse to serve from any other namespace than this one."""
     lookup_timeout_seconds: float = Field(default=0.5, gt=0, le=60)
-    """After this long without an answer a lookup is a miss."""
+    """After this long without an answer a lookup is a miss; longer silence (2 s at least) is an unresponsive daemon."""
     load_timeout_seconds: float = Field(default=30.0, gt=0, le=600)
     """After this long a load has failed and its tokens are computed."""
     save_timeout_seconds: float = Field(default=5.0, gt=0, le=600)
