@@ -35,7 +35,6 @@ class Outcome:
 
     reach: Reach
     rows: Rows
-    snapshots: tuple[int, ...]
     reason: MissReason | None
     detail: str
 
@@ -82,21 +81,12 @@ def find(
     reach = fold(presence, kinds, index.windows)
     if usable == 0:
         return Outcome(
-            reach, rows, (), MissReason.TOO_SHORT, "The prompt has no whole chunk before its last token."
+            reach, rows, MissReason.TOO_SHORT, "The prompt has no whole chunk before its last token."
         )
     if reach.hit == usable:
-        return Outcome(reach, rows, (), None, "")
+        return Outcome(reach, rows, None, "")
     reason, detail = _shortfall(index, ghosts, keys, rows, presence, reach, refused)
-    return Outcome(reach, rows, _snapshots(presence, kinds, reach), reason, detail)
-
-
-def _snapshots(presence: Presence, kinds: Sequence[GroupKind], reach: Reach) -> tuple[int, ...]:
-    """The boundary that attention reaches, if a state is missing there: storing it makes the hit longer."""
-    if reach.attention == reach.hit:
-        return ()
-    at_boundary = presence[reach.attention - 1]
-    missing = any(kind is GroupKind.RECURRENT and not at_boundary[g] for g, kind in enumerate(kinds))
-    return (reach.attention,) if missing else ()
+    return Outcome(reach, rows, reason, detail)
 
 
 def presence_of(index: NamespaceIndex, rows: Rows) -> Presence:

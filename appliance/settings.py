@@ -48,7 +48,9 @@ class Settings(BaseSettings):
     l1_init_size_gb: float | None = Field(
         None, gt=0, description="GiB populated before ready; all by default."
     )
-    eviction_policy: str = Field("LRU", description="What goes first when memory is wanted.")
+    eviction_policy: str = Field(
+        "RETURNS", description="What goes first when memory is wanted: RETURNS or LRU."
+    )
     eviction_watermark: float = Field(
         0.95, gt=0, le=1, description="Occupied share above which eviction begins."
     )

@@ -9,6 +9,7 @@ cache while a lease still reads them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,8 @@ from appliance.l1.removals import Removal
 
 _KEY_SHARDS = 256
 """One dictionary of millions of keys stalls for a tenth of a second when it grows; 256 small ones do not."""
+
+_MOST_BEHIND = 16_384
 
 Rows = NDArray[np.int64]
 
@@ -173,6 +176,16 @@ class NamespaceIndex:
             found = queue.pop()
             yield found
             queue.extend(self.children(found))
+
+    def entries_behind(self, row: int) -> Rows:
+        """Entries that no hit can use without the attention of ``row``, the deepest first; bounded in number."""
+        present, groups = self.present.view, self.group_count
+        behind: list[int] = []
+        for other in itertools.chain((row,), self.descendants(row)):
+            behind.extend(e for e in range(other * groups, (other + 1) * groups) if present[e])
+            if len(behind) > _MOST_BEHIND:
+                break
+        return np.array(behind[::-1], dtype=np.int64)
 
     def rows(self) -> Iterator[int]:
         """Every row that a key leads to."""

@@ -6,7 +6,6 @@ leaves both in step, with the file written before it returns.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ from appliance.protocol.arena_layout import STATE_COMMITTED, STATE_WRITING
 from appliance.protocol.base import Grant
 
 Entries = NDArray[np.int64]
-_MAX_DEMOTED = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +143,13 @@ class Store:
         self.arena.commit(reserved.placement.address, committed)
         index.end_pending(row, record.group, record.shard, record.extent_count)
         now = int(self._clock())
+        where = index.slot, index.entry(row, record.group)
+        is_first = not index.present.view[where[1]]
         index.set_present(
             row, record.group, record.shard, reserved.placement.address, record.extent_count, now
         )
-        where = index.slot, index.entry(row, record.group)
+        if is_first:
+            self.policy.stored(index, np.array([where[1]], dtype=np.int64))
         if index.is_full(row, record.group):
             self._incomplete.pop(where, None)
         else:
@@ -193,7 +194,7 @@ class Store:
             self.policy.touched(index, entries)
 
     def touch_chain(self, index: NamespaceIndex, row: int, also: Entries) -> None:
-        """Stamp ``also`` and then the attention chunks from ``row`` back to the first: deep chunks go first."""
+        """Stamp the attention chunks from ``row`` back to the first, and ``also``: deep chunks go first."""
         chain = []
         while row >= 0:
             chain.append(row)
@@ -201,6 +202,8 @@ class Store:
         rows = np.array(chain, dtype=np.int64)[:, None] * index.group_count
         attention = (rows + np.array(index.attention, dtype=np.int64)[None, :]).ravel()
         entries = np.concatenate((also[~np.isin(also, attention)], attention))
+        depth = index.chunk_index.array[entries // index.group_count].astype(np.int64)
+        entries = entries[np.argsort(-depth, kind="stable")]
         self.touch(index, entries[index.present.array[entries] != 0])
 
     # --- removing ------------------------------------------------------------------------------------------------
@@ -283,19 +286,10 @@ class Store:
             return False
         row, group = divmod(entry, index.group_count)
         if group in index.attention and cause is Removal.EVICTED:
-            self._demote_what_needs(index, row)
+            # Nothing at or behind its boundary can be hit without this chunk's attention.
+            self.policy.demoted(index, index.entries_behind(row))
         self.remove(index, row, group, cause)
         return True
-
-    def _demote_what_needs(self, index: NamespaceIndex, row: int) -> None:
-        """Without this chunk's attention nothing at or behind its boundary can be hit; the deepest go first."""
-        demoted: list[int] = []
-        for other in itertools.chain((row,), index.descendants(row)):
-            begin = index.entry(other, 0)
-            demoted.extend(e for e in range(begin, begin + index.group_count) if index.present.view[e])
-            if len(demoted) > _MAX_DEMOTED:
-                break
-        self.policy.demoted(index, np.array(demoted[::-1], dtype=np.int64))
 
     def _recycle(self, index: NamespaceIndex, row: int, cause: Removal) -> None:
         key = index.key_of(row)

@@ -22,6 +22,7 @@ from appliance.leases import LeaseEnding, LeaseTable
 from appliance.protocol.base import Role
 from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
+from appliance.server.asked import AskedPrompts
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable
 from appliance.settings import Settings
@@ -95,6 +96,7 @@ class Core:
     miss_reasons: Counter[str] = field(default_factory=Counter)
     refusals: dict[tuple[str, str], RefusalRecord] = field(default_factory=dict)
     located: set[int] = field(default_factory=set)
+    asked: AskedPrompts = field(default_factory=AskedPrompts)
     dead: dict[int, float] = field(default_factory=dict)
     ask_check: Callable[[int], CheckResult] | None = None
 
@@ -191,7 +193,7 @@ def build_core(
     """A core over an opened arena; ``submit`` takes history events for the catalog."""
     clock = LeaseClock(time.monotonic())
     history = History(submit=submit, extent_bytes=arena.extent_bytes, clock=clock)
-    store = Store(arena, make_policy(settings.eviction_policy), history, clock)
+    store = Store(arena, make_policy(settings.eviction_policy, clock), history, clock)
     store.incomplete_grace_seconds = ttls.write_ttl_seconds
     first_id = int.from_bytes(boot[:5], "little") << 24  # ids of two boots are told apart
 

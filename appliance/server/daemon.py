@@ -28,7 +28,7 @@ from appliance.errors import (
     PagewardenError,
     PortInUse,
 )
-from appliance.l1.eviction import make_policy
+from appliance.l1.eviction import policy_named
 from appliance.l1.opening import Opened, open_arena
 from appliance.protocol.arena_layout import SegmentLayout
 from appliance.protocol.client import endpoint_of
@@ -320,7 +320,7 @@ def _port_of(router: zmq.Socket[bytes]) -> int:
 
 
 def _check_settings(settings: Settings) -> None:
-    make_policy(settings.eviction_policy)
+    policy_named(settings.eviction_policy)
     for name, host in (("host", settings.host), ("http_host", settings.http_host)):
         if host not in LOOPBACK and not settings.insecure:
             raise InsecureBind(

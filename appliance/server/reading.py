@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from appliance.engines import Engine
 from appliance.errors import InvalidField, LeaseEnded, UnknownLease
 from appliance.hashing import split_keys
+from appliance.l1.eviction import Prompt
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.leases import LeaseState
@@ -48,7 +49,7 @@ def lookup(core: Core, session: Session, args: Lookup) -> Answer:
     found = _refused_elsewhere(core, engine, index, keys, found)
     if found.reason is not None:
         core.miss_reasons[found.reason.value] += 1
-    hit = found.reach.hit
+    hit, attention = found.reach.hit, found.reach.attention
     entries = entries_of(index, found.rows, hit)
     touched = _touch_order(index, found, entries)
     core.store.touch(index, touched)
@@ -59,11 +60,15 @@ def lookup(core: Core, session: Session, args: Lookup) -> Answer:
         lease = core.leases.grant(
             session.session_id, engine.engine_id, args.request, index, hit, entries, ttl
         ).lease_id
+    prompt = Prompt(keys, found.rows, hit, attention)
+    wishes = core.asked.wishes(
+        session.session_id, args.request, lambda: core.store.policy.asked(index, prompt)
+    )
     result = LookupResult(
         hit_chunks=hit,
-        attention_chunks=found.reach.attention,
+        attention_chunks=attention,
         lease=lease,
-        snapshots=list(found.snapshots),
+        snapshots=sorted({boundary for boundary in wishes if boundary > hit}),
         reason=found.reason,
         detail=found.detail,
     )
@@ -108,7 +113,6 @@ def _refused_elsewhere(
         return Outcome(
             found.reach,
             found.rows,
-            found.snapshots,
             MissReason.REFUSED_FINGERPRINT,
             f"Stored by {engines} in namespace {theirs}, which differs in {', '.join(fields)}.",
         )

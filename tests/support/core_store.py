@@ -119,7 +119,7 @@ class World:
             space = self.arena.create_segment(extents, b"b" * 16)
             space.segment.populate(0, extents)
             space.add_populated(extents)
-        self.store = Store(self.arena, make_policy("LRU"), self.observer, self.clock)
+        self.store = Store(self.arena, make_policy("LRU", self.clock), self.observer, self.clock)
         self.leases = LeaseTable(self.store, self.clock, self.endings.append, first_id=1 << 24)
         self.reservations = ReservationTable(self.store, self.clock, 1 << 24, self.engine_limit_bytes)
         self.files = [os.open(space.segment.path, os.O_RDWR) for space in self.arena.spaces]

@@ -7,12 +7,14 @@ met. The log is compacted when more than half of it is stale, so its memory foll
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.geometry import GroupKind
+from appliance.l1.eviction.policy import Prompt
 from appliance.l1.index import NamespaceIndex
 
 _SLOT_SHIFT = 40
@@ -39,6 +41,17 @@ class LeastRecentlyUsed:
     def add_namespace(self, index: NamespaceIndex) -> None:
         """See :class:`EvictionPolicy`."""
         self._stamps[index.slot] = np.zeros(len(index.present.array), dtype=np.int64)
+
+    def asked(self, index: NamespaceIndex, prompt: Prompt) -> Sequence[int]:
+        """See :class:`EvictionPolicy`. Recency knows no better boundary than another: all of them."""
+        return (
+            range(1, len(prompt.keys))
+            if GroupKind.RECURRENT in {group.kind for group in index.groups}
+            else ()
+        )
+
+    def stored(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
+        """See :class:`EvictionPolicy`. What is stored is touched, too, and that is when it enters the log."""
 
     def touched(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
         """See :class:`EvictionPolicy`."""

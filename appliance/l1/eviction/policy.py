@@ -1,22 +1,35 @@
-"""The interface of an eviction policy. It sees chains and groups through the index, not only keys."""
+"""The interface of an eviction policy. It sees prompts, chains and groups through the index, not only keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import InvalidSettings
-from appliance.l1.eviction.lru import LeastRecentlyUsed
-from appliance.l1.index import NamespaceIndex
+from appliance.l1.index import NamespaceIndex, Rows
 
 Entries = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as a lookup saw it.
+
+    ``keys`` are those of its whole chunks, ``rows`` their rows in the index (-1: none); ``hit`` and ``attention`` are in
+    chunks from the start: how much can be loaded, and how far attention alone would reach.
+    """
+
+    keys: Sequence[bytes]
+    rows: Rows
+    hit: int
+    attention: int
+
+
 class EvictionPolicy(Protocol):
-    """Orders entries (chunk, group) of all namespaces for eviction.
+    """Orders entries (chunk, group) of all namespaces for eviction, and says where a snapshot is worth its bytes.
 
     ``candidates`` yields (namespace slot, entry), first to go first. The store skips what is held or pinned; a candidate
     it skipped keeps its place in the policy's memory and comes again later.
@@ -27,34 +40,28 @@ class EvictionPolicy(Protocol):
         """As in ``--eviction-policy``."""
 
     def add_namespace(self, index: NamespaceIndex) -> None:
-        """A namespace appeared; its ``slot`` names it from now on."""
+        """A namespace appeared; its ``slot`` names it from now on. What it already holds is taken over."""
+
+    def asked(self, index: NamespaceIndex, prompt: Prompt) -> Sequence[int]:
+        """A prompt came, for the first time. Returns the boundaries, in chunks, that deserve a snapshot.
+
+        The prompt's last boundary is always stored and need not be named; one at or before the hit means nothing.
+        """
 
     def touched(self, index: NamespaceIndex, entries: Entries) -> None:
         """These entries were used or stored, the first to go first."""
+
+    def stored(self, index: NamespaceIndex, entries: Entries) -> None:
+        """The first object of each of these entries was committed, shallow chunks before deep ones."""
 
     def demoted(self, index: NamespaceIndex, entries: Entries) -> None:
         """These entries cannot be hit any more: they go before all others."""
 
     def removed(self, index: NamespaceIndex, entry: int) -> None:
-        """This entry is in the cache no more."""
+        """This entry is in the cache no more; its row still leads to its parent."""
 
     def covers(self, index: NamespaceIndex, entries: Entries) -> NDArray[np.bool_]:
         """Whether each of these entries can still come up as a candidate; for the consistency check."""
 
     def candidates(self) -> Iterator[tuple[int, int]]:
         """Entries in the order in which they should go; ends after a bounded number of looks."""
-
-
-def make_policy(name: str) -> EvictionPolicy:
-    """The policy of a name, whatever its case.
-
-    Raises:
-        InvalidSettings: naming the policies there are.
-    """
-    if name.lower() == LeastRecentlyUsed.name.lower():
-        return LeastRecentlyUsed()
-    raise InvalidSettings(
-        f"The eviction policy '{name}' does not exist.",
-        remedy=f"Use {LeastRecentlyUsed.name}.",
-        field="eviction_policy",
-    )

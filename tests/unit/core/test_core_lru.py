@@ -125,7 +125,7 @@ def test_demoted_entries_go_first_and_only_while_nothing_happened_to_them():
 
 
 def test_policy_names():
-    assert make_policy("lru").name == make_policy("LRU").name == "LRU"
+    assert policy_named("lru") == policy_named("LRU") == "LRU"
     with pytest.raises(InvalidSettings) as caught:
         make_policy("ARC")
     assert caught.value.details["field"] == "eviction_policy"

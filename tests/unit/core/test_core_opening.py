@@ -64,7 +64,7 @@ def opening(directory) -> Iterator[Callable[..., Opened]]:
 
 
 def store_on(arena: Arena) -> Store:
-    return Store(arena, make_policy("LRU"), Observer(), Clock())
+    return Store(arena, make_policy("LRU", Clock()), Observer(), Clock())
 
 
 def reserve(store: Store, key: bytes, attach_id: int, *, extents: int = 1, commit: bool = False) -> Placement:
