@@ -320,6 +320,12 @@ class NamespaceIndex:
         if self.holds.view[entry]:
             totals.leased_extents += extents
 
+    def groups_removed(self, row: int, cause: Removal) -> int:
+        """The mask of groups of a row that are gone for this cause."""
+        begin = row * self.group_count
+        removed = self.removal.view[begin : begin + self.group_count]
+        return sum(1 << group for group, each in enumerate(removed) if each == cause)
+
     def take_present(self, row: int, group: int, cause: Removal) -> list[int]:
         """Take all committed objects of an entry out of the cache; returns their addresses.
 

@@ -22,7 +22,10 @@ Entries = NDArray[np.int64]
 
 
 class KeysOnlyCache:
-    """One namespace. ``entry_extents`` are the extents of one entry of each group, all shards together."""
+    """One namespace. ``entry_extents`` are the extents of one entry of each group, all shards together.
+
+    The index has room for ``most_rows`` chunks, or for as many as fit into the first capacity where that is 0.
+    """
 
     def __init__(
         self,
@@ -32,21 +35,26 @@ class KeysOnlyCache:
         *,
         capacity_extents: int,
         entry_extents: Sequence[int],
+        most_rows: int = 0,
     ) -> None:
         self.policy = policy
         self.used_extents = 0
         self.evicted_entries = 0
         self.stored_entries = 0
-        self._capacity = capacity_extents
         self._sizes = np.maximum(1, np.array(entry_extents, dtype=np.int64))
         self._kinds = [group.kind for group in groups]
-        rows = capacity_extents // int(self._sizes.min()) + 1
+        self._most_rows = most_rows or capacity_extents // int(self._sizes.min())
+        self.resize(capacity_extents)
         singles = [_one_shard(group) for group in groups]
-        self.index = KeysOnlyIndex(0, bytes(32), "", singles, chunk_tokens, rows)
+        self.index = KeysOnlyIndex(0, bytes(32), "", singles, chunk_tokens, self._most_rows + 1)
         # States before their chunk's attention: the order in which entries of one chunk go.
         self._order = np.array([*self.index.others, *self.index.attention], dtype=np.int64)
         self._is_attention = np.isin(np.arange(len(groups)), self.index.attention)
         policy.add_namespace(self.index)
+
+    def resize(self, capacity_extents: int) -> None:
+        """Another capacity, no more than the rows of the index can hold; what is too much goes with the next prompt."""
+        self._capacity = min(capacity_extents, self._most_rows * int(self._sizes.min()))
 
     def serve(self, keys: Sequence[bytes], now_seconds: float) -> int:
         """A prompt of these whole chunks is looked up, computed and stored; returns the chunks it hit."""

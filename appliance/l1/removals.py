@@ -23,22 +23,26 @@ class Ghosts:
     Bounded: the oldest is forgotten first. Keys only, no bytes.
     """
 
-    __slots__ = ("_capacity", "_causes")
+    __slots__ = ("_capacity", "_gone")
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
-        self._causes: OrderedDict[tuple[int, bytes], Removal] = OrderedDict()
+        self._gone: OrderedDict[tuple[int, bytes], tuple[Removal, int]] = OrderedDict()
 
-    def remember(self, slot: int, key: bytes, cause: Removal) -> None:
-        """A row of the namespace at ``slot`` is gone."""
-        self._causes.pop((slot, key), None)
-        self._causes[slot, key] = cause
-        if len(self._causes) > self._capacity:
-            self._causes.popitem(last=False)
+    def remember(self, slot: int, key: bytes, cause: Removal, evicted_groups: int = 0) -> None:
+        """A row of the namespace at ``slot`` is gone; ``evicted_groups`` is the mask of groups that were evicted."""
+        self._gone.pop((slot, key), None)
+        self._gone[slot, key] = cause, evicted_groups
+        if len(self._gone) > self._capacity:
+            self._gone.popitem(last=False)
 
     def cause(self, slot: int, key: bytes) -> Removal:
         """Why the chunk is gone, NONE if it was never there or that is forgotten."""
-        return self._causes.get((slot, key), Removal.NONE)
+        return self._gone.get((slot, key), (Removal.NONE, 0))[0]
+
+    def evicted_groups(self, slot: int, key: bytes) -> int:
+        """The mask of groups of the chunk that were evicted, 0 if that is forgotten."""
+        return self._gone.get((slot, key), (Removal.NONE, 0))[1]
 
     def __len__(self) -> int:
-        return len(self._causes)
+        return len(self._gone)

@@ -97,6 +97,12 @@ class Store:
             self.policy.add_namespace(index)
         return index
 
+    def use_policy(self, policy: EvictionPolicy) -> None:
+        """Another policy from now on; it takes over what is in the cache."""
+        for index in self.by_slot:
+            policy.add_namespace(index)
+        self.policy = policy
+
     # --- writing ---------------------------------------------------------------------------------------------
 
     def reserve(self, index: NamespaceIndex, wanted: Wanted) -> tuple[Grant, Reserved | None]:
@@ -296,5 +302,6 @@ class Store:
 
     def _recycle(self, index: NamespaceIndex, row: int, cause: Removal) -> None:
         key = index.key_of(row)
+        evicted = index.groups_removed(row, Removal.EVICTED)
         if index.recycle_if_empty(row) and cause is not Removal.NONE:
-            self.ghosts.remember(index.slot, key, cause)
+            self.ghosts.remember(index.slot, key, cause, evicted)

@@ -53,8 +53,34 @@ class L1Status(Lenient):
     arena_dir: str
 
 
+class PolicyShadow(Lenient):
+    """What an eviction policy would have hit, on the prompts that the shadows follow."""
+
+    policy: str
+    active: bool
+    default: bool
+    prompts: int
+    asked_chunks: int
+    hit_chunks: int
+
+
+class RetentionStatus(Lenient):
+    """The eviction policy and its rivals on the live traffic.
+
+    ``share`` is the part of first chunks whose prompts are followed, ``since_seconds`` how long ago counting began.
+    """
+
+    share: float = 1.0
+    since_seconds: float = 0.0
+    policies: list[PolicyShadow] = []
+
+
 class GroupUsage(Lenient):
-    """What one object group of one namespace occupies; ``bytes`` is in whole extents, as in the arena."""
+    """What one object group of one namespace occupies; all bytes are in whole extents, as in the arena.
+
+    Since the daemon started: ``stored_bytes``, of which ``read_bytes`` were read again at least once; ``evicted_bytes``, and
+    ``regret_bytes`` that a later prompt would have loaded.
+    """
 
     namespace: str
     model: str
@@ -67,6 +93,10 @@ class GroupUsage(Lenient):
     bytes: int
     leased_bytes: int
     reserved_bytes: int
+    stored_bytes: int = 0
+    read_bytes: int = 0
+    evicted_bytes: int = 0
+    regret_bytes: int = 0
 
 
 class NamespaceStatus(Lenient):
@@ -207,6 +237,7 @@ class DaemonStatus(Lenient):
     evicted_bytes: dict[str, int]
     miss_reasons: dict[str, int]
     counters: dict[str, int]
+    retention: RetentionStatus = RetentionStatus()
     inline: InlineStatus = InlineStatus()
     catalog: CatalogStatus
     loops: list[LoopStatus]

@@ -22,10 +22,12 @@ from appliance.leases import LeaseEnding, LeaseTable
 from appliance.protocol.base import Role
 from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
+from appliance.retention import RetentionLedger
 from appliance.server.asked import AskedPrompts
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable
 from appliance.settings import Settings
+from appliance.shadows import ShadowBoard
 from appliance.tickets import TicketTable
 from appliance.ttl import Ttls
 
@@ -90,6 +92,8 @@ class Core:
     started_monotonic: float
     started_unix: float
     tickets: TicketTable
+    retention: RetentionLedger
+    shadows: ShadowBoard
     bulk_port: int = 0
     phase: Phase = Phase.STARTING
     counters: Counter[str] = field(default_factory=Counter)
@@ -193,7 +197,8 @@ def build_core(
     """A core over an opened arena; ``submit`` takes history events for the catalog."""
     clock = LeaseClock(time.monotonic())
     history = History(submit=submit, extent_bytes=arena.extent_bytes, clock=clock)
-    store = Store(arena, make_policy(settings.eviction_policy, clock), history, clock)
+    retention = RetentionLedger(history)
+    store = Store(arena, make_policy(settings.eviction_policy, clock), retention, clock)
     store.incomplete_grace_seconds = ttls.write_ttl_seconds
     first_id = int.from_bytes(boot[:5], "little") << 24  # ids of two boots are told apart
 
@@ -228,4 +233,13 @@ def build_core(
         started_monotonic=time.monotonic(),
         started_unix=time.time(),
         tickets=tickets,
+        retention=retention,
+        shadows=ShadowBoard(clock, lambda index: _share_of_l1(store, index)),
     )
+
+
+def _share_of_l1(store: Store, index: NamespaceIndex) -> int:
+    """Extents that a namespace may count on: its share of what is occupied, of all there are."""
+    occupied = sum(totals.extents for each in store.by_slot for totals in each.totals)
+    own = sum(totals.extents for totals in index.totals)
+    return store.arena.extent_count * own // occupied if occupied else 0

@@ -24,6 +24,8 @@ IDLE_POLL_MS = 250
 MESSAGES_A_TURN = 256
 EVICTIONS_A_TURN = 256
 TICK_SECONDS = 0.1
+SHADOW_SECONDS = 0.003
+"""What the shadows of other policies may take of a tick."""
 SEND_QUEUE = 4096
 
 
@@ -146,6 +148,8 @@ class Loop:
         if core.phase in (Phase.READY, Phase.POPULATING):
             watermark = int(core.arena.account().capacity * core.settings.eviction_watermark)
             core.store.evict_down_to(watermark, at_most=EVICTIONS_A_TURN)
+        if drained:
+            core.shadows.work(SHADOW_SECONDS)
 
     def _session_ttl(self, session: Session) -> float:
         core = self._core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -60,10 +61,9 @@ def lookup(core: Core, session: Session, args: Lookup) -> Answer:
         lease = core.leases.grant(
             session.session_id, engine.engine_id, args.request, index, hit, entries, ttl
         ).lease_id
+        core.retention.read(index, entries)
     prompt = Prompt(keys, found.rows, hit, attention)
-    wishes = core.asked.wishes(
-        session.session_id, args.request, lambda: core.store.policy.asked(index, prompt)
-    )
+    wishes = core.asked.wishes(session.session_id, args.request, lambda: _came(core, index, prompt))
     result = LookupResult(
         hit_chunks=hit,
         attention_chunks=attention,
@@ -73,6 +73,13 @@ def lookup(core: Core, session: Session, args: Lookup) -> Answer:
         detail=found.detail,
     )
     return Answer(result, undo=lambda: _undo_lease(core, lease))
+
+
+def _came(core: Core, index: NamespaceIndex, prompt: Prompt) -> Sequence[int]:
+    """A prompt is seen for the first time: whoever learns from prompts is told."""
+    core.retention.asked(index, core.store.ghosts, prompt)
+    core.shadows.came(index, prompt.keys)
+    return core.store.policy.asked(index, prompt)
 
 
 def _undo_lease(core: Core, lease: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from appliance import __version__
 from appliance.engines import Engine
 from appliance.fingerprint import Fingerprint
+from appliance.l1.eviction import DEFAULT_POLICY
 from appliance.l1.index import NamespaceIndex
 from appliance.protocol.status import (
     CatalogStatus,
@@ -22,7 +23,9 @@ from appliance.protocol.status import (
     LeaseStatus,
     LoopStatus,
     NamespaceStatus,
+    PolicyShadow,
     Refusal,
+    RetentionStatus,
 )
 from appliance.server.core import Core, Phase
 from appliance.sessions import SessionState
@@ -61,6 +64,7 @@ def status(
         evicted_bytes=dict(core.history.evicted_bytes),
         miss_reasons=dict(core.miss_reasons),
         counters=dict(core.counters),
+        retention=_retention(core),
         inline=inline or InlineStatus(),
         catalog=catalog,
         loops=loops,
@@ -107,9 +111,32 @@ def _groups(core: Core, index: NamespaceIndex) -> list[GroupUsage]:
             bytes=totals.extents * extent_bytes,
             leased_bytes=totals.leased_extents * extent_bytes,
             reserved_bytes=totals.reserved_extents * extent_bytes,
+            stored_bytes=ledger.stored * extent_bytes,
+            read_bytes=ledger.read * extent_bytes,
+            evicted_bytes=ledger.evicted * extent_bytes,
+            regret_bytes=ledger.regretted * extent_bytes,
         )
-        for group, totals in zip(index.groups, index.totals, strict=True)
+        for group, totals, ledger in zip(index.groups, index.totals, core.retention.of(index), strict=True)
     ]
+
+
+def _retention(core: Core) -> RetentionStatus:
+    active = core.store.policy.name
+    return RetentionStatus(
+        share=core.shadows.share,
+        since_seconds=core.clock() - core.shadows.since,
+        policies=[
+            PolicyShadow(
+                policy=count.policy,
+                active=count.policy == active,
+                default=count.policy == DEFAULT_POLICY,
+                prompts=count.prompts,
+                asked_chunks=count.asked_chunks,
+                hit_chunks=count.hit_chunks,
+            )
+            for count in core.shadows.counts.values()
+        ],
+    )
 
 
 def _namespace(core: Core, index: NamespaceIndex) -> NamespaceStatus:

@@ -42,9 +42,13 @@ class LeastRecentlyUsed:
         self._demoted: deque[tuple[int, int, int]] = deque()
 
     def add_namespace(self, index: NamespaceIndex) -> None:
-        """See :class:`EvictionPolicy`."""
+        """See :class:`EvictionPolicy`. Of what is used equally long ago, deep chunks go first."""
         self._indexes[index.slot] = index
         self._stamps[index.slot] = np.zeros(len(index.present.array), dtype=np.int64)
+
+        present = np.flatnonzero(index.present.array[: index.rows_made * index.group_count])
+        depth = index.chunk_index.array[present // index.group_count].astype(np.int64)
+        self._append(index.slot, present[np.lexsort((-depth, index.used_at.array[present]))])
 
     def asked(self, index: NamespaceIndex, prompt: Prompt) -> Sequence[int]:
         """See :class:`EvictionPolicy`. Recency knows no better boundary than another: all of them."""
