@@ -119,6 +119,14 @@ class StatusPoller:
         stale = snapshot.reachable and (snapshot.age_seconds or 0.0) > 2 * self._poll_seconds
         if not (first_try or stale) or self._stopping.is_set():
             return snapshot
+        return await self._next(wait_seconds)
+
+    async def after_change(self, wait_seconds: float = 1.0) -> Snapshot:
+        """What is known after a look that began after this call, so that a change just made is in it; bounded."""
+        await self._next(wait_seconds)  # this one may have been under way
+        return await self._next(wait_seconds)
+
+    async def _next(self, wait_seconds: float) -> Snapshot:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop, loop.create_future())
         with self._lock:

@@ -36,7 +36,8 @@ class Served:
 def served(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Served]:
     port = free_port()
     daemon = make_daemon(no_web=False, http_port=port, l1_size_gb=1 / 1024)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20.0) as web:
+    headers = daemon.web_headers()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20.0, headers=headers) as web:
         found = Served(daemon, web)
         eventually(found.answers, "an answer of the dashboard", seconds=60)
         yield found
