@@ -155,13 +155,15 @@ def ttl(
     name: Annotated[
         str, typer.Argument(help="read_lease_ttl_seconds, write_ttl_seconds or session_ttl_seconds.")
     ],
-    value_seconds: Annotated[float, typer.Argument(help="The new value.")],
+    value_seconds: Annotated[
+        float | None, typer.Argument(help="The new value; without it the change is taken back.")
+    ] = None,
     host: _HOST = "127.0.0.1",
     port: _PORT = DEFAULT_PORT,
     namespace: Annotated[str, typer.Option(help="Only for this namespace.")] = "",
     run_dir: _RUN_DIR = None,
 ) -> None:
-    """Change a TTL at run time: it holds for new leases and the next renewal of old ones."""
+    """Change a TTL at run time, or take the change back: it holds for new leases and the next renewal of old ones."""
     args = {"name": name, "value_seconds": value_seconds, "namespace": namespace, **requester()}
     done = ask(host, port, run_dir, "set_ttl", args, SetTtlResult)
     typer.echo(f"{name}: {done.before_seconds:g} s before, {done.after_seconds:g} s now.")

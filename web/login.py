@@ -228,7 +228,7 @@ async def _proven(request: Request, user: str, password: str) -> UserChanged:
         stored = None if known is None else known.password_hash
         matches = await asyncio.to_thread(password_matches, stored, password)
     if known is not None and matches:
-        state.attempts.succeeded(name)
+        state.attempts.succeeded(name, address)
         return known
     state.attempts.failed(name, address)
     await _audit_failure(request, name)

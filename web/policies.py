@@ -296,7 +296,7 @@ async def _status(request: Request) -> DaemonStatus:
         DaemonUnreachable: before the first one: no page could be made of nothing.
     """
     state = state_of(request)
-    snapshot = await state.poller.recent()
+    snapshot = await state.poller.fresh()
     if snapshot.status is None:
         raise DaemonUnreachable(
             f"The daemon at {state.settings.endpoint} has not answered yet.",
@@ -309,7 +309,7 @@ async def _page(
     request: Request, *, error: PagewardenError | None = None, form: dict[str, str] | None = None
 ) -> HTMLResponse:
     state = state_of(request)
-    snapshot = await state.poller.recent()
+    snapshot = await state.poller.fresh()
     try:
         history = await asyncio.to_thread(_history, request, HISTORY_SHOWN)
         history_missing = ""

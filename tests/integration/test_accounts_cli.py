@@ -105,6 +105,13 @@ def _audit(daemon: DaemonProcess) -> list[Any]:
     return reader(daemon).audit(AuditFilter())
 
 
+def test_a_ttl_is_changed_and_taken_back(daemon: DaemonProcess) -> None:
+    assert "600 s before, 90 s now" in run(daemon, "ttl", "write_ttl_seconds", "90").stdout
+    assert "90 s before, 600 s now" in run(daemon, "ttl", "write_ttl_seconds").stdout
+    told = [(each.action, each.after) for each in _audit(daemon)[:2]]
+    assert told == [("ttl.reset", 600.0), ("ttl.set", 90.0)]
+
+
 def test_a_command_without_the_secret_is_refused(daemon: DaemonProcess, tmp_path: Path) -> None:
     empty = [f"--port={daemon.port}", f"--run-dir={tmp_path}"]
     for arguments in (["clear"], ["ttl", "write_ttl_seconds", "60"], ["check"], ["user", "list"]):

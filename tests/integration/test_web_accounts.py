@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration._web import RunningWeb, running_web, settings_for
 from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess, eventually
-from web.attempts import FAILURES_PER_USER
+from web.attempts import FAILURES_PER_USER_AND_ADDRESS
 
 TTL = "/api/v1/policies/ttls"
 READ_LEASE = f"{TTL}/read_lease_ttl_seconds"
@@ -100,7 +100,7 @@ def test_wrong_passwords_are_refused_alike_audited_and_bounded(served: Served) -
         for user in ("admin", "nobody"):
             answer = browser.post("/api/v1/login", json={"user": user, "password": "not the password"})
             assert code_of(answer) == (401, "wrong_credentials")
-        for _ in range(FAILURES_PER_USER - 1):
+        for _ in range(FAILURES_PER_USER_AND_ADDRESS - 1):
             browser.post("/login", data={"user": "admin", "password": "not the password"})
         answer = browser.post("/api/v1/login", json={"user": "admin", "password": ADMIN_PASSWORD})
         assert code_of(answer) == (429, "too_many_attempts")
@@ -108,7 +108,10 @@ def test_wrong_passwords_are_refused_alike_audited_and_bounded(served: Served) -
         page = browser.post("/login", data={"user": "admin", "password": ADMIN_PASSWORD})
         assert page.status_code == 429
         assert "Too many logins failed" in page.text
-    eventually(lambda: len(served.audit(action="login.fail")) == FAILURES_PER_USER + 1, "audited failures")
+    eventually(
+        lambda: len(served.audit(action="login.fail")) == FAILURES_PER_USER_AND_ADDRESS + 1,
+        "audited failures",
+    )
     assert {entry["subject"] for entry in served.audit(action="login.fail")} == {"admin", "nobody"}
 
 

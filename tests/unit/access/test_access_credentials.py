@@ -22,7 +22,14 @@ from appliance.credentials import (
 )
 from appliance.errors import InvalidField, NotAuthenticated, RunDirUnusable, TooManyAttempts
 from appliance.run_dir import read_secret, secret_path, write_secret
-from web.attempts import FAILURES_PER_ADDRESS, FAILURES_PER_USER, MAX_KEYS, WINDOW_SECONDS, Attempts
+from web.attempts import (
+    FAILURES_PER_ADDRESS,
+    FAILURES_PER_USER,
+    FAILURES_PER_USER_AND_ADDRESS,
+    MAX_KEYS,
+    WINDOW_SECONDS,
+    Attempts,
+)
 from web.audit import csv_of
 from web.login import _is_ours
 
@@ -130,19 +137,31 @@ class Clock:
         return self.now
 
 
-def test_a_user_is_locked_out_for_as_long_as_the_failures_lie_in_the_window():
+def test_a_user_is_locked_out_here_for_as_long_as_the_failures_lie_in_the_window():
     clock = Clock()
     attempts = Attempts(clock)
-    for _ in range(FAILURES_PER_USER):
+    for _ in range(FAILURES_PER_USER_AND_ADDRESS):
         attempts.check("ada", "10.0.0.1")
         attempts.failed("ada", "10.0.0.1")
         clock.now += 1.0
     with pytest.raises(TooManyAttempts) as caught:
-        attempts.check("ada", "10.9.9.9")
-    assert caught.value.details["retry_after_seconds"] == WINDOW_SECONDS - FAILURES_PER_USER
+        attempts.check("ada", "10.0.0.1")
+    wait = WINDOW_SECONDS - FAILURES_PER_USER_AND_ADDRESS
+    assert caught.value.details["retry_after_seconds"] == wait
     attempts.check("bob", "10.0.0.1")
-    clock.now += WINDOW_SECONDS - FAILURES_PER_USER
+    attempts.check("ada", "10.9.9.9")
+    clock.now += wait
     attempts.check("ada", "10.0.0.1")
+
+
+def test_a_user_is_locked_out_everywhere_after_many_failures():
+    attempts = Attempts(Clock())
+    for number in range(FAILURES_PER_USER):
+        attempts.check("ada", f"10.0.0.{number}")
+        attempts.failed("ada", f"10.0.0.{number}")
+    with pytest.raises(TooManyAttempts):
+        attempts.check("ada", "10.9.9.9")
+    attempts.check("bob", "10.9.9.9")
 
 
 def test_an_address_is_locked_out_whatever_names_it_tries():
@@ -156,11 +175,11 @@ def test_an_address_is_locked_out_whatever_names_it_tries():
 
 def test_a_right_password_forgets_the_users_failures_and_not_the_addresss():
     attempts = Attempts(Clock())
-    for _ in range(FAILURES_PER_USER):
+    for _ in range(FAILURES_PER_USER_AND_ADDRESS):
         attempts.failed("ada", "10.0.0.1")
-    attempts.succeeded("ada")
+    attempts.succeeded("ada", "10.0.0.1")
     attempts.check("ada", "10.0.0.1")
-    for _ in range(FAILURES_PER_ADDRESS - FAILURES_PER_USER):
+    for _ in range(FAILURES_PER_ADDRESS - FAILURES_PER_USER_AND_ADDRESS):
         attempts.failed("bob", "10.0.0.1")
     with pytest.raises(TooManyAttempts):
         attempts.check("ada", "10.0.0.1")
