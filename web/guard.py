@@ -32,22 +32,23 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Rule:
     """What a route needs: nothing (``public``), somebody who is logged in, or a permission.
 
-    ``probe`` serves any Host, for orchestrators. ``own`` changes nothing but one's own login, so it works where the
-    dashboard is read-only.
+    ``probe`` serves any Host, for orchestrators. Where ``changes`` is false a POST only computes, and where ``own`` is true
+    it changes nothing but one's own login: both work where the dashboard is read-only.
     """
 
     permission: Permission | None = None
     public: bool = False
     probe: bool = False
     own: bool = False
+    changes: bool = True
 
 
 _RULES: dict[Callable[..., Any], Rule] = {}
 
 
-def requires(permission: Permission) -> Callable[[_F], _F]:
-    """A route for those who have a permission."""
-    return _ruled(Rule(permission))
+def requires(permission: Permission, *, changes: bool = True) -> Callable[[_F], _F]:
+    """A route for those who have a permission; ``changes`` is false for a POST that only computes."""
+    return _ruled(Rule(permission, changes=changes))
 
 
 def requires_login(*, own: bool = False) -> Callable[[_F], _F]:
@@ -126,7 +127,7 @@ async def _admit(request: Request, rule: Rule) -> Response | None:
             remedy="Ask an admin for the role, or use a token with the scope.",
             permission=rule.permission.value,
         )
-    if changes and state.settings.read_only and not rule.own:
+    if changes and rule.changes and state.settings.read_only and not rule.own:
         raise ReadOnlyDashboard("This dashboard is read-only.", remedy="Start it without --read-only.")
     return None
 
