@@ -124,17 +124,22 @@ def test_a_command_without_the_secret_is_refused(daemon: DaemonProcess, tmp_path
     assert subprocess.run(status, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def test_the_secret_of_an_earlier_start_is_worth_nothing(daemon: DaemonProcess) -> None:
-    earlier = daemon.secret_path.read_text()
+def test_the_secret_of_another_daemon_is_worth_nothing(
+    daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess]
+) -> None:
     assert stat.S_IMODE(daemon.secret_path.stat().st_mode) == 0o600
-    daemon.kill()
-    daemon.start()
+    other = make_daemon()
+    wrong = other.secret_path.read_text()
     endpoint = endpoint_of("127.0.0.1", daemon.port)
     with (
-        RequestClient(endpoint, client_name="tests", admin_secret=lambda: earlier) as client,
+        RequestClient(
+            endpoint, client_name="tests", timeout_seconds=10.0, admin_secret=lambda: wrong
+        ) as client,
         pytest.raises(NotAuthenticated),
     ):
         client.call("accounts", ListAccounts(), Accounts)
+    assert other.stop() == 0
+    assert not other.secret_path.exists()
 
 
 # --- the first start ---

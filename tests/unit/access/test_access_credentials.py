@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.access import LEAST_ROLE, Permission, UserRole, permissions_of
@@ -43,6 +43,7 @@ def test_every_permission_has_a_least_role_and_each_role_has_all_of_the_lesser_o
     assert not [each for each in viewer if each.value.endswith(":write")]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(UserRole), st.lists(st.sampled_from(Permission), min_size=1))
 def test_scopes_only_narrow(role: UserRole, scopes: list[Permission]):
     assert permissions_of(role, scopes) == permissions_of(role) & set(scopes)
@@ -52,6 +53,7 @@ def test_a_scope_that_nobody_knows_gives_nothing():
     assert permissions_of(UserRole.ADMIN, ["everything"]) == frozenset()
 
 
+@settings(deadline=None)
 @given(st.sampled_from(UserRole), st.sampled_from(UserRole))
 def test_a_token_never_outranks_its_owner(token: UserRole, owner: UserRole):
     assert permissions_of(token.at_most(owner)) <= permissions_of(owner)
@@ -98,6 +100,7 @@ def test_tokens_and_cookies_come_apart_as_they_were_put_together():
     assert token.text.startswith("pgw_")
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_a_token_or_none(text: str):
     for split in (split_token, split_login):
@@ -211,6 +214,7 @@ def test_a_login_leads_to_this_dashboard_only(path: str, ours: bool):
     assert _is_ours(path) is ours
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_no_cell_of_the_csv_is_a_formula(text: str):
     entry = AuditRecord(1, 0.0, text, text, "ttl.set", text, text, {"value": text})
