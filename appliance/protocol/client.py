@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import zmq
 from pydantic import BaseModel
 
-from appliance.errors import BootChanged, DaemonUnreachable, UnknownSession
+from appliance.errors import BootChanged, DaemonUnreachable, PagewardenError, UnknownSession
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
 from appliance.protocol.base import Message, Role, parse
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
@@ -25,11 +26,22 @@ SESSIONLESS = frozenset({"ping", "status"})
 
 
 class RequestClient:
-    """One peer of the daemon. Not thread-safe: a thread has its own."""
+    """One peer of the daemon. Not thread-safe: a thread has its own.
+
+    ``admin_secret`` is asked for the daemon's secret at each hello, since another start has another one; what needs no
+    session needs no secret.
+    """
 
     def __init__(
-        self, endpoint: str, *, client_name: str, timeout_seconds: float = 2.0, role: Role = Role.ADMIN
+        self,
+        endpoint: str,
+        *,
+        client_name: str,
+        timeout_seconds: float = 2.0,
+        role: Role = Role.ADMIN,
+        admin_secret: Callable[[], str] = str,
     ) -> None:
+        self._admin_secret = admin_secret
         self._endpoint = endpoint
         self._client_name = client_name
         self._timeout_seconds = timeout_seconds
@@ -76,11 +88,20 @@ class RequestClient:
         self._context.term()
 
     def _hello(self) -> None:
-        self._session = secrets.token_bytes(ID_BYTES)
-        self._boot = NO_ID
-        self._exchange(
-            "hello", {"role": self._role.value, "protocol": PROTOCOL_VERSION, "client": self._client_name}
-        )
+        session = secrets.token_bytes(ID_BYTES)
+        said: dict[str, Any] = {
+            "role": self._role.value,
+            "protocol": PROTOCOL_VERSION,
+            "client": self._client_name,
+        }
+        if self._role is Role.ADMIN:
+            said["secret"] = self._admin_secret()
+        self._session, self._boot = session, NO_ID
+        try:
+            self._exchange("hello", said)
+        except PagewardenError:
+            self._session = NO_ID  # the next call says hello again
+            raise
 
     def _exchange(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         socket = self._open_socket()
