@@ -72,8 +72,9 @@ class NamespaceIndex:
         self.row_count = 0
         self.any_pins = False
         self._keys: NDArray[np.void] = np.zeros(capacity, dtype=f"V{KEY_BYTES}")
-        # Row columns. Row numbers in them are one higher than the row, so that 0 means none.
-        self._parent = Column(capacity, np.uint32)
+        # Row columns. Row numbers in them are one higher than the row, so that 0 means none. Whoever walks many rows
+        # reads ``parents`` itself.
+        self.parents = Column(capacity, np.uint32)
         self._first_child = Column(capacity, np.uint32)
         self._next_sibling = Column(capacity, np.uint32)
         self._previous_sibling = Column(capacity, np.uint32)
@@ -111,7 +112,12 @@ class NamespaceIndex:
 
     def parent_of(self, row: int) -> int:
         """The row of the chunk before, -1 if it is not in the index."""
-        return self._parent.view[row] - 1
+        return self.parents.view[row] - 1
+
+    def keys_of(self, rows: Sequence[int] | Rows) -> list[bytes]:
+        """The chunk keys of rows."""
+        packed = self._keys[np.asarray(rows, dtype=np.int64)].tobytes()
+        return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
 
     def ensure_row(self, key: bytes, parent: bytes, chunk_index: int) -> int:
         """The row of a chunk, made and linked to its parent's if it is new."""
@@ -135,8 +141,12 @@ class NamespaceIndex:
         return row
 
     def _link(self, row: int, parent: int) -> None:
-        self._parent.view[row] = parent + 1
+        """Make a row that has no children yet a child of its parent, if there is one."""
         self._first_child.view[row] = 0
+        self._join(row, parent)
+
+    def _join(self, row: int, parent: int) -> None:
+        self.parents.view[row] = parent + 1
         self._previous_sibling.view[row] = 0
         following = self._first_child.view[parent] if parent >= 0 else 0
         self._next_sibling.view[row] = following
@@ -146,11 +156,11 @@ class NamespaceIndex:
             self._first_child.view[parent] = row + 1
 
     def _unlink(self, row: int) -> None:
-        for child in list(self.children(row)):
-            self._parent.view[child] = 0
+        for child in self.children(row):
+            self.parents.view[child] = 0
             self._previous_sibling.view[child] = 0
             self._next_sibling.view[child] = 0
-        parent, following = self._parent.view[row], self._next_sibling.view[row]
+        parent, following = self.parents.view[row], self._next_sibling.view[row]
         previous = self._previous_sibling.view[row]
         if previous:
             self._next_sibling.view[previous - 1] = following
@@ -158,20 +168,21 @@ class NamespaceIndex:
             self._first_child.view[parent - 1] = following
         if following:
             self._previous_sibling.view[following - 1] = previous
-        self._parent.view[row] = 0
+        self.parents.view[row] = 0
         self._first_child.view[row] = 0
 
-    def children(self, row: int) -> Iterator[int]:
+    def children(self, row: int) -> list[int]:
         """Rows whose parent is ``row``."""
+        found = []
         child = self._first_child.view[row]
         while child:
-            following = self._next_sibling.view[child - 1]
-            yield child - 1
-            child = following
+            found.append(child - 1)
+            child = self._next_sibling.view[child - 1]
+        return found
 
     def descendants(self, row: int) -> Iterator[int]:
         """Rows that continue the prompt of ``row``, nearest first."""
-        queue = list(self.children(row))
+        queue = self.children(row)
         while queue:
             found = queue.pop()
             yield found

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from appliance.geometry import ObjectGroup
 from appliance.l1.eviction import EvictionPolicy, Prompt
-from appliance.l1.index import NamespaceIndex
-from appliance.l1.removals import Removal
-from appliance.lookup import entries_of, fold, presence_of
+from appliance.l1.index import Rows
+from appliance.l1.keys_only_index import KeysOnlyIndex
+from appliance.lookup import Presence, fold, presence_of
+
+Entries = NDArray[np.int64]
 
 
 class KeysOnlyCache:
@@ -36,100 +38,99 @@ class KeysOnlyCache:
         self.evicted_entries = 0
         self.stored_entries = 0
         self._capacity = capacity_extents
-        self._sizes = [max(1, size) for size in entry_extents]
+        self._sizes = np.maximum(1, np.array(entry_extents, dtype=np.int64))
         self._kinds = [group.kind for group in groups]
-        rows = capacity_extents // min(self._sizes) + 1
+        rows = capacity_extents // int(self._sizes.min()) + 1
         singles = [_one_shard(group) for group in groups]
-        self.index = NamespaceIndex(0, bytes(32), "", singles, chunk_tokens, rows)
-        self._attention = self.index.attention
+        self.index = KeysOnlyIndex(0, bytes(32), "", singles, chunk_tokens, rows)
+        # States before their chunk's attention: the order in which entries of one chunk go.
+        self._order = np.array([*self.index.others, *self.index.attention], dtype=np.int64)
+        self._is_attention = np.isin(np.arange(len(groups)), self.index.attention)
         policy.add_namespace(self.index)
 
     def serve(self, keys: Sequence[bytes], now_seconds: float) -> int:
         """A prompt of these whole chunks is looked up, computed and stored; returns the chunks it hit."""
         index = self.index
         rows = index.rows_of(keys)
-        reach = fold(presence_of(index, rows), self._kinds, index.windows)
-        held = entries_of(index, rows, reach.hit)
-        index.hold(held)
+        presence = presence_of(index, rows)
+        reach = fold(presence, self._kinds, index.windows)
         wanted = self.policy.asked(index, Prompt(keys, rows, reach.hit, reach.attention))
-        self._store(keys, rows, reach.hit, {*wanted, len(keys)}, int(now_seconds))
-        index.unhold(held)
+        self._store(keys, rows, presence, reach.hit, {*wanted, len(keys)}, int(now_seconds))
         return reach.hit
 
     def _store(
-        self, keys: Sequence[bytes], rows: NDArray[np.int64], hit: int, boundaries: Iterable[int], now: int
+        self,
+        keys: Sequence[bytes],
+        rows: Rows,
+        presence: Presence,
+        hit: int,
+        boundaries: Iterable[int],
+        now_seconds: int,
     ) -> None:
         """Store what was computed: attention of every chunk behind the hit, states at the chosen boundaries."""
-        index, sizes = self.index, self._sizes
-        states = sorted(b - 1 for b in boundaries if hit < b <= len(keys)) if index.others else []
-        needed = self._missing_extents(rows, hit, states)
-        if not self._make_room(needed):
-            return
-        found = rows.tolist()
-        parent = keys[hit - 1] if hit else b""
-        fresh: list[int] = []
-        wanted = set(states)
-        for chunk in range(hit, len(keys)):
-            row = found[chunk]
-            if row < 0:
-                row = found[chunk] = index.ensure_row(keys[chunk], parent, chunk)
-            parent = keys[chunk]
-            for group in (*self._attention, *index.others) if chunk in wanted else self._attention:
-                if not index.present.view[row * index.group_count + group]:
-                    index.set_present(row, group, 0, 0, sizes[group], now)
-                    fresh.append(row * index.group_count + group)
-        self.used_extents += needed
-        self.stored_entries += len(fresh)
-        self.policy.stored(index, np.array(fresh, dtype=np.int64))
-        self.policy.touched(index, self._recency(np.array(found, dtype=np.int64), hit, states))
-
-    def _missing_extents(self, rows: NDArray[np.int64], hit: int, states: Sequence[int]) -> int:
         index = self.index
-        present = presence_of(index, rows)
-        missing = sum(
-            self._sizes[group] * int(np.count_nonzero(~present[hit:, group])) for group in self._attention
-        )
-        return missing + sum(
-            self._sizes[group] * int(np.count_nonzero(~present[states, group])) for group in index.others
-        )
+        wanted = np.zeros_like(presence)
+        wanted[hit:] = self._is_attention
+        chosen = [boundary - 1 for boundary in boundaries if hit < boundary <= len(keys)]
+        wanted[chosen] = True
+        missing = wanted & ~presence
+        needed = int(missing.sum(axis=0) @ self._sizes)
+        own = _entries(rows[rows >= 0], np.arange(index.group_count))
+        index.holds.array[own] += 1
+        if self._make_room(needed):
+            index.holds.array[own] -= 1
+            rows = index.ensure_rows(keys, rows)
+            fresh = _entries(rows, self._order)[missing[:, self._order].ravel()]
+            index.store(fresh, self._sizes[fresh % index.group_count], now_seconds)
+            self.used_extents += needed
+            self.stored_entries += len(fresh)
+            self.policy.stored(index, fresh)
+            recent = wanted | self._is_attention
+            recent[max(0, hit - 1)] = True
+            self._touch(rows, recent)
+        else:
+            index.holds.array[own] -= 1
 
-    def _recency(self, rows: NDArray[np.int64], hit: int, states: Sequence[int]) -> NDArray[np.int64]:
-        """Entries that are recent now, the first to go first: deep before shallow, a state before its chunk."""
-        chunks = np.arange(len(rows))[:, None]
-        attention = rows[:, None] * self.index.group_count + np.array(self._attention, dtype=np.int64)
-        boundaries = np.array([*([hit - 1] if hit else []), *states], dtype=np.int64)
-        others = rows[boundaries, None] * self.index.group_count + np.array(self.index.others, dtype=np.int64)
-        depth = np.concatenate(
-            (
-                np.broadcast_to(chunks * 2, attention.shape).ravel(),
-                np.broadcast_to(boundaries[:, None] * 2 + 1, others.shape).ravel(),
-            )
-        )
-        entries = np.concatenate((attention.ravel(), others.ravel()))
-        recent: NDArray[np.int64] = entries[np.argsort(-depth, kind="stable")]
-        return recent
+    def _touch(self, rows: Rows, recent: Presence) -> None:
+        """These entries of a prompt are recent now: deep ones go before shallow ones."""
+        entries = _entries(rows[::-1], self._order)[recent[::-1, self._order].ravel()]
+        self.policy.touched(self.index, entries[self.index.present.array[entries] != 0])
 
     def _make_room(self, extents: int) -> bool:
         excess = self.used_extents + extents - self._capacity
         if excess <= 0:
             return True
         index = self.index
-        for _, entry in self.policy.candidates():
-            if index.holds.view[entry] or not index.present.view[entry]:
-                continue
-            row, group = divmod(entry, index.group_count)
-            if group in self._attention:
-                self.policy.demoted(index, index.entries_behind(row))
-            size = index.extents.view[entry]
-            index.take_present(row, group, Removal.EVICTED)
-            self.policy.removed(index, entry)
-            index.recycle_if_empty(row)
-            self.used_extents -= size
-            self.evicted_entries += 1
-            excess -= size
-            if excess <= 0:
+        for _, entries in self.policy.candidates(excess):
+            free = entries[(index.present.array[entries] != 0) & (index.holds.array[entries] == 0)]
+            freed = np.cumsum(index.extents.array[free].astype(np.int64))
+            count = int(np.searchsorted(freed, excess)) + 1
+            if count <= len(free):
+                self._evict(free[:count])
+                self.used_extents -= int(freed[count - 1])
                 return True
+            if len(free):
+                self._evict(free)
+                self.used_extents -= int(freed[-1])
+                excess -= int(freed[-1])
         return False
+
+    def _evict(self, entries: Entries) -> None:
+        index = self.index
+        rows, groups = np.divmod(entries, index.group_count)
+        index.take_out(entries)
+        for row in index.rows_with_more(rows[self._is_attention[groups]].tolist()):
+            # Nothing at or behind its boundary can be hit without this chunk's attention.
+            self.policy.demoted(index, index.entries_behind(row))
+        self.policy.removed(index, entries)
+        index.recycle(list(dict.fromkeys(rows.tolist())))
+        self.evicted_entries += len(entries)
+
+
+def _entries(rows: Rows, groups: NDArray[np.int64]) -> Entries:
+    """The entries of these groups of each row, row by row; the index has as many groups as ``groups``."""
+    entries: Entries = (rows[:, None] * len(groups) + groups).ravel()
+    return entries
 
 
 def _one_shard(group: ObjectGroup) -> ObjectGroup:

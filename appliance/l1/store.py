@@ -218,20 +218,23 @@ class Store:
             self._evict(self.by_slot[slot], entry, Removal.STRANDED)
             if self.arena.has_room(extents):
                 return True
-        for slot, entry in self.policy.candidates():
-            if self._evict(self.by_slot[slot], entry, Removal.EVICTED) and self.arena.has_room(extents):
-                return True
+        for slot, entries in self.policy.candidates(extents):
+            for entry in entries.tolist():
+                if self._evict(self.by_slot[slot], entry, Removal.EVICTED) and self.arena.has_room(extents):
+                    return True
         return False
 
     def evict_down_to(self, occupied_bytes: int, *, at_most: int) -> int:
         """Evict in the background until no more than so many bytes are occupied; returns entries evicted."""
         evicted = 0
-        if self.arena.account().occupied <= occupied_bytes:
+        excess = self.arena.account().occupied - occupied_bytes
+        if excess <= 0:
             return 0
-        for slot, entry in self.policy.candidates():
-            evicted += self._evict(self.by_slot[slot], entry, Removal.EVICTED)
-            if evicted >= at_most or self.arena.account().occupied <= occupied_bytes:
-                break
+        for slot, entries in self.policy.candidates(self.arena.extents_of(excess)):
+            for entry in entries.tolist():
+                evicted += self._evict(self.by_slot[slot], entry, Removal.EVICTED)
+                if evicted >= at_most or self.arena.account().occupied <= occupied_bytes:
+                    return evicted
         return evicted
 
     def remove(self, index: NamespaceIndex, row: int, group: int, cause: Removal) -> int:
@@ -252,7 +255,7 @@ class Store:
                 self.arena.to_draining(address)
             else:
                 self.arena.free(address)
-        self.policy.removed(index, entry)
+        self.policy.removed(index, np.array([entry], dtype=np.int64))
         self._incomplete.pop((index.slot, entry), None)
         self.observer.removed(index, row, group, cause, extents)
         return extents

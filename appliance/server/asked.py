@@ -17,9 +17,9 @@ class AskedPrompts:
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
-        self._wished: OrderedDict[tuple[int, str], Sequence[int]] = OrderedDict()
+        self._wished: OrderedDict[tuple[bytes, str], Sequence[int]] = OrderedDict()
 
-    def wishes(self, session: int, request: str, ask: Callable[[], Sequence[int]]) -> Sequence[int]:
+    def wishes(self, session: bytes, request: str, ask: Callable[[], Sequence[int]]) -> Sequence[int]:
         """What was wished for when the request came first; ``ask`` is called only then."""
         known = self._wished.get((session, request))
         if known is None:

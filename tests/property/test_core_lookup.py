@@ -170,11 +170,6 @@ def test_find_against_brute_force(case):
     for key, group in named:
         assert all((key, group, shard) in case.stored for shard in range(case.groups[group].shards))
 
-    # Snapshot wishes: where attention reaches further than the hit and the state is what is missing there.
-    recurrent = [g for g in case.groups if g.kind is GroupKind.RECURRENT]
-    wish = reach > hit and any(not columns[g.index][reach - 1] for g in recurrent)
-    assert found.snapshots == ((reach,) if wish else ())
-
     # One reason on a shortfall, none otherwise.
     if usable == 0:
         assert found.reason is MissReason.TOO_SHORT

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from appliance.l1.eviction import Prompt
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
 from appliance.leases import LeaseState
@@ -43,6 +44,7 @@ WRITE_TTL, READ_TTL, INCOMPLETE_GRACE = 40.0, 25.0, 60.0
 class StoreMachine(RuleBasedStateMachine):
     """Writers, readers, an admin and time, all at once."""
 
+    policy = "LRU"
     reservations = Bundle("reservations")
     leases = Bundle("leases")
 
@@ -50,7 +52,7 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self, two_segments: bool, limited: bool, full: bool) -> None:
         self.segments = (14, 10) if two_segments else (24,)
         self.limit = 10 * EXTENT if limited else 1 << 40
-        self.world = World(self.segments, self.limit)
+        self.world = World(self.segments, self.limit, self.policy)
         self.world.store.incomplete_grace_seconds = INCOMPLETE_GRACE
         self.world.observer.on_removed = self.on_removed
         self.model = Model()
@@ -485,8 +487,28 @@ class StoreMachine(RuleBasedStateMachine):
                 assert (index.namespace.hex(), index.key_of(row)) in alive, "a row would never be given back"
 
 
+class ReturnsMachine(StoreMachine):
+    """The same under the default policy, which besides must be able to give back every entry."""
+
+    policy = "RETURNS"
+
+    @rule(which=st.integers(0, 1), prompt=st.integers(0, 2))
+    def prompt_comes(self, which, prompt):
+        index, keys = self.indexes[which], PROMPTS[prompt]
+        found = find(index, self.world.store.ghosts, keys, len(keys) * CHUNK + 1)
+        asked = Prompt(keys, found.rows, found.reach.hit, found.reach.attention)
+        assert all(0 < wish <= len(keys) for wish in self.world.store.policy.asked(index, asked))
+
+    @invariant()
+    def everything_is_covered(self):
+        for index in self.indexes:
+            present = np.flatnonzero(index.present.array)
+            assert self.world.store.policy.covers(index, present).all()
+
+
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
+TestReturnsMachine = ReturnsMachine.TestCase
+TestStoreMachine.settings = TestReturnsMachine.settings = settings(
     max_examples=120,
     stateful_step_count=40,
     deadline=None,

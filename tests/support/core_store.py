@@ -108,6 +108,7 @@ class World:
 
     segments: Sequence[int] = (64,)
     engine_limit_bytes: int = 1 << 40
+    policy: str = "LRU"
     directory: Path = field(default_factory=scratch_directory)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class World:
             space = self.arena.create_segment(extents, b"b" * 16)
             space.segment.populate(0, extents)
             space.add_populated(extents)
-        self.store = Store(self.arena, make_policy("LRU", self.clock), self.observer, self.clock)
+        self.store = Store(self.arena, make_policy(self.policy, self.clock), self.observer, self.clock)
         self.leases = LeaseTable(self.store, self.clock, self.endings.append, first_id=1 << 24)
         self.reservations = ReservationTable(self.store, self.clock, 1 << 24, self.engine_limit_bytes)
         self.files = [os.open(space.segment.path, os.O_RDWR) for space in self.arena.spaces]

@@ -22,6 +22,7 @@ _ENTRY_MASK = (1 << _SLOT_SHIFT) - 1
 _FIRST_CAPACITY = 1024
 _LOOKS = 4096
 """Candidates looked at in one go: what is held is met once and then stands at the new end of the log."""
+_WINDOW = 256
 
 
 class LeastRecentlyUsed:
@@ -35,11 +36,14 @@ class LeastRecentlyUsed:
         self._head = 0
         self._tail = 0
         self._next_stamp = 1
+        self._generation = 0
+        self._indexes: dict[int, NamespaceIndex] = {}
         self._stamps: dict[int, NDArray[np.int64]] = {}
         self._demoted: deque[tuple[int, int, int]] = deque()
 
     def add_namespace(self, index: NamespaceIndex) -> None:
         """See :class:`EvictionPolicy`."""
+        self._indexes[index.slot] = index
         self._stamps[index.slot] = np.zeros(len(index.present.array), dtype=np.int64)
 
     def asked(self, index: NamespaceIndex, prompt: Prompt) -> Sequence[int]:
@@ -64,9 +68,9 @@ class LeastRecentlyUsed:
             (index.slot, entry, stamp) for entry, stamp in zip(entries.tolist(), stamps.tolist(), strict=True)
         )
 
-    def removed(self, index: NamespaceIndex, entry: int) -> None:
+    def removed(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> None:
         """See :class:`EvictionPolicy`."""
-        self._stamps[index.slot][entry] = 0
+        self._stamps[index.slot][entries] = 0
 
     def covers(self, index: NamespaceIndex, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See :class:`EvictionPolicy`. Stamps in the log ascend, so an entry's record is found by bisection."""
@@ -85,37 +89,73 @@ class LeastRecentlyUsed:
         )
         return same
 
-    def candidates(self) -> Iterator[tuple[int, int]]:
-        """See :class:`EvictionPolicy`. What the consumer does not evict moves to the recent end."""
-        began = self._next_stamp
-        for _ in range(_LOOKS):
-            found = self._pop_demoted()
-            if found is None:
-                found = self._pop_oldest(began)
-                if found is None:
-                    return
-                self._append(found[0], np.array([found[1]], dtype=np.int64))
-            yield found
+    def candidates(self, extents: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """See :class:`EvictionPolicy`. What the consumer looks at and does not evict moves to the recent end."""
+        began, looks = self._next_stamp, 0
+        while looks < _LOOKS:
+            demoted = self._take_demoted(extents)
+            if demoted is not None:
+                looks += len(demoted[1])
+                yield demoted
+                continue
+            slot, entries, positions = self._oldest(began, extents)
+            if not len(entries):
+                return
+            looks += len(entries)
+            generation, stamps = self._generation, self._stamps[slot][entries]
+            try:
+                yield slot, entries
+            finally:
+                if generation == self._generation:
+                    self._pass_over(slot, entries, stamps, positions)
 
-    def _pop_demoted(self) -> tuple[int, int] | None:
-        while self._demoted:
-            slot, entry, stamp = self._demoted.popleft()
+    def _take_demoted(self, extents: int) -> tuple[int, NDArray[np.int64]] | None:
+        taken: list[int] = []
+        of_slot = -1
+        while self._demoted and extents > 0:
+            slot, entry, stamp = self._demoted[0]
             # Used, removed or stored anew since: its number may even stand for another chunk now.
             if stamp and self._stamps[slot][entry] == stamp:
-                return slot, entry
-        return None
+                if of_slot not in (-1, slot):
+                    break
+                of_slot = slot
+                taken.append(entry)
+                extents -= self._indexes[slot].extents.view[entry]
+            self._demoted.popleft()
+        return (of_slot, np.array(taken, dtype=np.int64)) if taken else None
 
-    def _pop_oldest(self, before: int) -> tuple[int, int] | None:
-        """The entry at the old end, unless it came into the log at stamp ``before`` or later."""
+    def _oldest(self, before: int, extents: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+        """Entries at the old end that came into the log before a stamp, with their positions; of one slot."""
         while self._head < self._tail:
-            packed, stamp = int(self._log[self._head]), int(self._log_stamps[self._head])
-            if stamp >= before:
-                return None
-            self._head += 1
-            slot, entry = packed >> _SLOT_SHIFT, packed & _ENTRY_MASK
-            if self._stamps[slot][entry] == stamp:
-                return slot, entry
-        return None
+            window = slice(self._head, min(self._tail, self._head + _WINDOW))
+            packed, stamps = self._log[window], self._log_stamps[window]
+            slots, entries = packed >> _SLOT_SHIFT, packed & _ENTRY_MASK
+            slot = int(slots[0])
+            of_slot = int(np.argmax(slots != slot)) or len(slots)
+            entries, stamps = entries[:of_slot], stamps[:of_slot]
+            live = np.flatnonzero((self._stamps[slot][entries] == stamps) & (stamps < before))
+            if len(live):
+                freed = np.cumsum(self._indexes[slot].extents.array[entries[live]])
+                live = live[: int(np.searchsorted(freed, extents)) + 1]
+                return slot, entries[live], self._head + live
+            if stamps[-1] >= before:
+                break
+            self._head += of_slot
+        return 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+
+    def _pass_over(
+        self,
+        slot: int,
+        entries: NDArray[np.int64],
+        stamps: NDArray[np.int64],
+        positions: NDArray[np.int64],
+    ) -> None:
+        """Go on behind the last entry that the consumer evicted, or behind all if it evicted none."""
+        stayed = self._stamps[slot][entries] == stamps
+        evicted = np.flatnonzero(~stayed)
+        looked = int(evicted[-1]) + 1 if len(evicted) else len(entries)
+        self._head = int(positions[looked - 1]) + 1
+        self._append(slot, entries[:looked][stayed[:looked]])
 
     def _append(self, slot: int, entries: NDArray[np.int64]) -> None:
         count = len(entries)
@@ -143,3 +183,4 @@ class LeastRecentlyUsed:
         new_log[:kept], new_stamps[:kept] = log[live], stamps[live]
         self._log, self._log_stamps = new_log, new_stamps
         self._head, self._tail = 0, kept
+        self._generation += 1

@@ -31,8 +31,7 @@ class Prompt:
 class EvictionPolicy(Protocol):
     """Orders entries (chunk, group) of all namespaces for eviction, and says where a snapshot is worth its bytes.
 
-    ``candidates`` yields (namespace slot, entry), first to go first. The store skips what is held or pinned; a candidate
-    it skipped keeps its place in the policy's memory and comes again later.
+    The store skips what is held or pinned; a candidate it skipped stays in the policy's memory and comes again later.
     """
 
     @property
@@ -57,11 +56,14 @@ class EvictionPolicy(Protocol):
     def demoted(self, index: NamespaceIndex, entries: Entries) -> None:
         """These entries cannot be hit any more: they go before all others."""
 
-    def removed(self, index: NamespaceIndex, entry: int) -> None:
-        """This entry is in the cache no more; its row still leads to its parent."""
+    def removed(self, index: NamespaceIndex, entries: Entries) -> None:
+        """These distinct entries are in the cache no more; their rows still lead to their parents."""
 
     def covers(self, index: NamespaceIndex, entries: Entries) -> NDArray[np.bool_]:
         """Whether each of these entries can still come up as a candidate; for the consistency check."""
 
-    def candidates(self) -> Iterator[tuple[int, int]]:
-        """Entries in the order in which they should go; ends after a bounded number of looks."""
+    def candidates(self, extents: int) -> Iterator[tuple[int, Entries]]:
+        """Batches of entries of one namespace slot, first to go first; each goes on to about so many extents.
+
+        Ends after a bounded number of looks. The consumer takes a batch in order and may leave its rest.
+        """

@@ -70,7 +70,7 @@ class ReturnRates:
         """Each class drawn towards the shape over age that all classes share, scaled to its own number of returns."""
         prior = _PRIOR_RATE / _MIDDLES
         shape = (self._returns.sum(axis=0) + _PRIOR_RETURNS) / (waited.sum(axis=0) + _PRIOR_RETURNS / prior)
-        expected = (waited * shape).sum(axis=1)
+        expected: Floats = np.einsum("ca,a->c", waited, shape)
         scale = (self._returns.sum(axis=1) + _PRIOR_RETURNS) / (expected + _PRIOR_RETURNS)
         assumed = shape[None, :] * scale[:, None]
         rates: Floats = (self._returns + _PRIOR_RETURNS) / (waited + _PRIOR_RETURNS / assumed)
@@ -84,7 +84,8 @@ class ReturnRates:
         flat = classes * BUCKETS + reached
         size = self._classes * BUCKETS
         ended = np.bincount(flat, minlength=size).reshape(self._classes, BUCKETS)
-        partial = np.bincount(flat, weights=ages_seconds - _EDGES[reached], minlength=size)
+        within = ages_seconds - _EDGES[reached]
+        partial = np.bincount(flat, weights=within, minlength=size).astype(np.float64)
         passed = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         spent: Floats = passed * _WIDTHS + partial.reshape(self._classes, BUCKETS)
         return spent

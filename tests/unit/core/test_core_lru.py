@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from appliance.errors import InvalidSettings
-from appliance.l1.eviction import make_policy
+from appliance.l1.eviction import EvictionPolicy, make_policy, policy_named
 from appliance.l1.eviction.lru import LeastRecentlyUsed
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.removals import Removal
@@ -34,6 +35,11 @@ def numbers(*values: int) -> np.ndarray:
 
 def bare_index(slot: int, rows: int) -> NamespaceIndex:
     return NamespaceIndex(slot, bytes(16), "m", [attention(0)], CHUNK, rows)
+
+
+def order(policy: EvictionPolicy) -> list[tuple[int, int]]:
+    """Every candidate, none of them taken."""
+    return [(slot, entry) for slot, batch in policy.candidates(1) for entry in batch.tolist()]
 
 
 OPERATIONS = st.lists(
@@ -61,18 +67,40 @@ def test_order_is_that_of_an_ordered_map(operations):
                 naive.pop((slot, entry), None)
                 naive[slot, entry] = None
         elif what == "remove":
-            policy.removed(indexes[slot], entries[0])
+            policy.removed(indexes[slot], numbers(entries[0]))
             naive.pop((slot, entries[0]), None)
         elif what == "evict":
-            for where in policy.candidates():
-                assert where == next(iter(naive))
-                policy.removed(indexes[where[0]], where[1])
+            for of_slot, batch in policy.candidates(1):
+                assert (of_slot, batch[0]) == next(iter(naive))
+                policy.removed(indexes[of_slot], batch[:1])
                 naive.popitem(last=False)
                 break
         else:
-            seen = list(policy.candidates())
-            assert seen == list(naive), "what nobody takes must keep its order and come again"
-    assert list(policy.candidates()) == list(naive)
+            assert order(policy) == list(naive), "what nobody takes must keep its order and come again"
+    assert order(policy) == list(naive)
+
+
+def test_the_rest_of_a_batch_keeps_its_place_and_what_was_passed_over_does_not():
+    policy = LeastRecentlyUsed()
+    index = bare_index(0, 8)
+    policy.add_namespace(index)
+    policy.touched(index, numbers(0, 1, 2, 3, 4))
+    for _, batch in policy.candidates(1):
+        assert batch.tolist() == [0, 1, 2, 3, 4]
+        policy.removed(index, numbers(1))
+        break
+    assert order(policy) == [(0, 2), (0, 3), (0, 4), (0, 0)]
+
+
+def test_a_batch_frees_about_what_is_asked_for():
+    policy = LeastRecentlyUsed()
+    index = bare_index(0, 8)
+    policy.add_namespace(index)
+    index.extents.array[:] = 3
+    policy.touched(index, numbers(0, 1, 2, 3, 4))
+    assert [batch.tolist() for _, batch in policy.candidates(5)] == [[0, 1], [2, 3], [4]]
+    policy.demoted(index, numbers(4, 2, 1))
+    assert next(policy.candidates(6))[1].tolist() == [4, 2]
 
 
 def test_compaction_of_the_log_loses_and_reorders_nothing():
@@ -88,7 +116,7 @@ def test_compaction_of_the_log_loses_and_reorders_nothing():
             naive.pop(entry, None)
             naive[entry] = None
     assert len(policy._log) < 2500, "the log must follow the live entries, not the touches"
-    assert [entry for _, entry in policy.candidates()] == list(naive)
+    assert [entry for _, entry in order(policy)] == list(naive)
 
 
 def test_a_batch_longer_than_the_log_fits():
@@ -97,7 +125,7 @@ def test_a_batch_longer_than_the_log_fits():
     policy.add_namespace(index)
     policy.touched(index, np.arange(5000))
     policy.touched(index, np.arange(5000)[::-1])
-    first = [entry for _, entry in policy.candidates()][:3]
+    first = [entry for _, entry in order(policy)][:3]
     assert first == [4999, 4998, 4997]
 
 
@@ -106,8 +134,8 @@ def test_each_look_meets_an_entry_once():
     index = bare_index(0, 4)
     policy.add_namespace(index)
     policy.touched(index, numbers(2, 0, 3))
-    assert [entry for _, entry in policy.candidates()] == [2, 0, 3]
-    assert [entry for _, entry in policy.candidates()] == [2, 0, 3]
+    assert [entry for _, entry in order(policy)] == [2, 0, 3]
+    assert [entry for _, entry in order(policy)] == [2, 0, 3]
 
 
 def test_demoted_entries_go_first_and_only_while_nothing_happened_to_them():
@@ -117,17 +145,17 @@ def test_demoted_entries_go_first_and_only_while_nothing_happened_to_them():
     policy.touched(index, numbers(0, 1, 2, 3, 4))
     policy.demoted(index, numbers(4, 3, 2, 1))
     policy.touched(index, numbers(3))
-    policy.removed(index, 2)
+    policy.removed(index, numbers(2))
     policy.touched(index, numbers(2))  # another chunk got the number of the one that went
-    policy.removed(index, 1)
-    found = [entry for _, entry in policy.candidates()]
+    policy.removed(index, numbers(1))
+    found = [entry for _, entry in order(policy)]
     assert found == [4, 0, 4, 3, 2], "a demoted one that nobody took stands where it stood"
 
 
 def test_policy_names():
     assert policy_named("lru") == policy_named("LRU") == "LRU"
     with pytest.raises(InvalidSettings) as caught:
-        make_policy("ARC")
+        make_policy("ARC", time.monotonic)
     assert caught.value.details["field"] == "eviction_policy"
 
 

@@ -31,7 +31,7 @@ def test_whole_hit_has_no_reason(world):
     keys = chain(1, 2)
     world.put_chain(index, keys)
     found = look(world, index, keys)
-    assert (found.reach.hit, found.reason, found.detail, found.snapshots) == (2, None, "", ())
+    assert (found.reach.hit, found.reason, found.detail) == (2, None, "")
 
 
 def test_too_short(world):
@@ -77,7 +77,7 @@ def test_evicted_is_told_while_the_row_lives_on_for_another_group(world):
     assert look(world, index, keys).reason is MissReason.EVICTED
 
 
-def test_recurrent_state_missing_names_the_snapshot(world):
+def test_recurrent_state_missing_names_the_boundary(world):
     index = world.namespace(1, attention(0), recurrent(1))
     keys = chain(1, 2, 3)
     for chunk in range(3):
@@ -86,16 +86,15 @@ def test_recurrent_state_missing_names_the_snapshot(world):
     found = look(world, index, keys)
     assert (found.reach.hit, found.reach.attention) == (1, 3)
     assert found.reason is MissReason.RECURRENT_MISSING
-    assert found.snapshots == (3,)
 
 
-def test_an_evicted_state_is_evicted_and_wished_for_again(world):
+def test_an_evicted_state_is_evicted(world):
     index = world.namespace(1, attention(0), recurrent(1))
     keys = chain(1, 2)
     world.put_chain(index, keys)
     world.store.remove(index, index.find(keys[1]), 1, Removal.EVICTED)
     found = look(world, index, keys)
-    assert (found.reach.hit, found.reason, found.snapshots) == (1, MissReason.EVICTED, (2,))
+    assert (found.reach.hit, found.reason) == (1, MissReason.EVICTED)
 
 
 def test_a_gap_inside_a_window_is_named_where_it_is(world):
@@ -108,7 +107,6 @@ def test_a_gap_inside_a_window_is_named_where_it_is(world):
     assert found.reach.hit == 1
     assert found.reason is MissReason.EVICTED, "no snapshot is missing: the window's second chunk was evicted"
     assert "chunk 2, group 2" in found.detail
-    assert found.snapshots == (), "the state at the boundary is there already"
 
 
 def test_rank_missing(world):
