@@ -13,20 +13,45 @@ from appliance.lookup import presence_of
 from appliance.replay.layouts import layout_of_ratio
 from tests.property.test_core_store_machine import ReturnsMachine
 
-MACHINES = {
-    name: type(f"{name}Machine", (ReturnsMachine,), {"policy": name})
-    for name in ("SIMPLE", "MARCONI", "SEGLEN")
-}
-TestSimpleRule = MACHINES["SIMPLE"].TestCase
-TestMarconi = MACHINES["MARCONI"].TestCase
-TestSegmentLength = MACHINES["SEGLEN"].TestCase
-for case in (TestSimpleRule, TestMarconi, TestSegmentLength):
+
+def machine_of(policy: str):
+    """The machine of the default policy, with another one."""
+    case = type(f"{policy}Machine", (ReturnsMachine,), {"policy": policy}).TestCase
     case.settings = settings(
         max_examples=40,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
+    return case
+
+
+TestSimpleRule = machine_of("SIMPLE")
+TestMarconi = machine_of("MARCONI")
+TestSegmentLength = machine_of("SEGLEN")
+
+
+def check_nodes(nodes) -> None:
+    """The columns against what a walk over the index finds."""
+    index = nodes.index
+    present = index.present.array.reshape(-1, index.group_count) != 0
+    attends, has_state = present[:, index.attention].any(axis=1), present[:, index.others].any(axis=1)
+    found = set()
+    for row in index.rows():
+        continued = sum(bool(attends[child]) for child in index.children(row))
+        if attends[row]:
+            assert nodes.continued.view[row] == continued
+        if has_state[row] or (attends[row] and not continued):
+            found.add(row)
+        if has_state[row]:
+            before = index.parent_of(row)
+            while before >= 0 and not has_state[before]:
+                before = index.parent_of(before)
+            depth = index.chunk_index.view
+            assert nodes.gain.view[row] == depth[row] - (depth[before] if before >= 0 else -1)
+    assert set(nodes.rows.tolist()) == found
+    assert len(nodes) == len(found)
+
 
 TREES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=7), min_size=1, max_size=40)
 
@@ -60,6 +85,9 @@ def test_a_cache_of_keys_keeps_its_size_and_hits_only_what_it_holds(policy, path
         assert held == cache.used_extents <= chunks * layout.chunk_units
         present = np.flatnonzero(index.present.array)
         assert cache.policy.covers(index, present).all(), "an entry that would stay for ever"
+        for space in getattr(cache.policy, "_spaces", []):
+            if policy in ("MARCONI", "SEGLEN"):
+                check_nodes(space.nodes)
         if len(path) <= chunks:
             rows = index.rows_of(keys)
             assert presence_of(index, rows)[-1].all(), "the prompt's own end was not stored"

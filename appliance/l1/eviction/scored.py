@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from appliance.geometry import GroupKind
 from appliance.l1.columns import Column
+from appliance.l1.eviction.marconi_score import lowest
 from appliance.l1.eviction.policy import Prompt
 from appliance.l1.eviction.radix import RadixNodes
 from appliance.l1.index import NamespaceIndex
@@ -27,9 +28,6 @@ Floats = NDArray[np.float64]
 
 _LOOKS = 4096
 _SLOT_SHIFT = 40
-_TAKEN = 16
-_TAKEN_SHARE = 256
-"""Nodes are ranked anew when the lowest 16 have gone, or the lowest 256th of very many."""
 
 
 class Nodes(NamedTuple):
@@ -199,44 +197,49 @@ class ScoredNodes(ABC):
         nodes = self._nodes()
         if nodes is None:
             return
-        count = len(nodes.row)
-        if not count:
-            return
-        scores = self._scores(nodes)
-        taken = min(count, max(_TAKEN, count // _TAKEN_SHARE))
-        lowest = np.argpartition(scores, taken - 1)[:taken]
-        lowest = lowest[np.argsort(scores[lowest], kind="stable")]
-        for slot, row in zip(nodes.slot[lowest].tolist(), nodes.row[lowest].tolist(), strict=True):
+        first = lowest(self._scores(nodes))
+        for slot, row in zip(nodes.slot[first].tolist(), nodes.row[first].tolist(), strict=True):
             self._ranked.append((slot, row, self._spaces[slot].version.view[row]))
 
     def _nodes(self) -> Nodes | None:
         """Every node that may go now: nobody holds it, few enough continue it, and it was not offered before."""
         parts = [self._nodes_of(space) for space in self._spaces if len(space.nodes)]
-        return Nodes(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else None
+        if not sum(len(part.row) for part in parts):
+            return None
+        return Nodes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def _nodes_of(self, space: _Space) -> Nodes:
         index, nodes = space.index, space.nodes
         rows = nodes.rows[nodes.continued.array[nodes.rows] <= self.most_children]
         if self._offered:
             rows = rows[~np.isin(rows | (index.slot << _SLOT_SHIFT), list(self._offered))]
-        groups = index.group_count
-        rows = rows[~index.holds.array.reshape(-1, groups)[rows].any(axis=1)]
-        if index.any_pins:
-            rows = rows[~index.pins.array.reshape(-1, groups)[rows].any(axis=1)]
+        rows = rows[self._has_free_entry(space, rows)]
         gain: NDArray[np.int64] = nodes.gain.array[rows].astype(np.int64)
-        edges: Floats = gain.astype(np.float64) * _extents_of(index, index.attention)
+        edges: Floats = gain.astype(np.float64) * extents_of(index, index.attention)
         return Nodes(
             slot=np.full(len(rows), index.slot, dtype=np.int64),
             row=rows,
             used=space.used.array[rows],
             end_tokens=(index.chunk_index.array[rows].astype(np.int64) + 1) * index.chunk_tokens,
             gain_tokens=gain * index.chunk_tokens,
-            extents=edges + _extents_of(index, index.others),
+            extents=edges + extents_of(index, index.others),
             saves=nodes.has_state.array[rows] != 0 if index.others else np.ones(len(rows), dtype=np.bool_),
         )
 
+    @staticmethod
+    def _has_free_entry(space: _Space, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether something would go with each node that no lease and no pin holds."""
+        index = space.index
+        shape = (-1, index.group_count)
+        free = (index.present.array.reshape(shape)[rows] != 0) & (index.holds.array.reshape(shape)[rows] == 0)
+        if index.any_pins:
+            free &= index.pins.array.reshape(shape)[rows] == 0
+        free[:, index.attention] &= space.nodes.continued.array[rows, None] == 0
+        found: NDArray[np.bool_] = free.any(axis=1)
+        return found
 
-def _extents_of(index: NamespaceIndex, groups: Sequence[int]) -> float:
+
+def extents_of(index: NamespaceIndex, groups: Sequence[int]) -> float:
     """Extents of a chunk's entries of these groups, on average; at least one each."""
     extents = 0.0
     for group in groups:
@@ -244,12 +247,3 @@ def _extents_of(index: NamespaceIndex, groups: Sequence[int]) -> float:
         shards = int(index.full_masks[group]).bit_count()
         extents += max(1.0, totals.extents / max(1, totals.objects) * shards)
     return extents
-
-
-def normalized(values: NDArray[np.int64] | Floats, constant: float) -> Floats:
-    """From 0 for the least to 1 for the greatest; ``constant`` where all are the same."""
-    least, greatest = values.min(), values.max()
-    if least == greatest:
-        return np.full(len(values), constant)
-    scaled: Floats = (values - least) / (greatest - least)
-    return scaled

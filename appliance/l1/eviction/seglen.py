@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.l1.eviction.scored import Nodes, ScoredNodes, normalized
+from appliance.l1.eviction.marconi_score import normalized
+from appliance.l1.eviction.scored import Nodes, ScoredNodes
 
 _LENGTH_WEIGHT = 0.85
 _MANY = 1 << 32
