@@ -178,6 +178,14 @@ class Chains:
             row = parents[row] - 1
         return row
 
+    def attended_above(self, row: int) -> int:
+        """The nearest row before ``row`` that has attention, -1 if none does."""
+        parents, has_attention = self.index.parents.view, self.has_attention.view
+        row = parents[row] - 1
+        while row >= 0 and not has_attention[row]:
+            row = parents[row] - 1
+        return row
+
     def serving_at(self, row: int) -> int:
         """``row`` if it serves, else the nearest before it."""
         return row if self.serves.view[row] else self.serving_above(row)

@@ -136,16 +136,25 @@ class NamespaceReturns:
             owner[each] = 0
             self._own(row, each)
         boundary = self.boundary.view[row] - 1
-        if boundary >= 0 and not owner[boundary]:
+        if boundary >= 0 and owner[boundary] != row + 1:
+            if owner[boundary]:
+                self._owned[owner[boundary] - 1].remove(boundary)
             self._own(row, boundary)
 
     def _lost_server(self, row: int) -> None:
         """The row serves no more: prompts that come back to its boundaries fall back to the one above."""
-        above = self.chains.serving_above(row)
-        owner = self.memory.owner.view
-        for each in self._owned.pop(row, []):
+        chains, owner = self.chains, self.memory.owner.view
+        owned = self._owned.pop(row, [])
+        for each in owned:
             owner[each] = 0
-            if above >= 0:
+        if chains.attention_only and owned:
+            above = chains.attended_above(row)
+            if above >= 0 and not chains.serves.view[above]:
+                chains.serve(above, serves=True)
+        else:
+            above = chains.serving_above(row)
+        if above >= 0:
+            for each in owned:
                 self._own(above, each)
 
     def _own(self, row: int, boundary: int) -> None:

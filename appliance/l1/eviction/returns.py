@@ -232,7 +232,12 @@ class ExpectedReturns:
                     yield slot, entries
 
     def _keep_rest(self, space: NamespaceReturns, entries: Entries) -> None:
-        """What lies behind the last entry that the consumer took comes next time: nothing serves it any more."""
+        """What lies behind the last entry that the consumer took comes next time: nothing serves it any more.
+
+        Where attention alone serves, what is left of a unit serves in its stead.
+        """
+        if space.chains.attention_only:
+            return
         taken = np.flatnonzero(space.index.present.array[entries] == 0)
         if len(taken) and taken[-1] + 1 < len(entries):
             self._go_first(space, entries[taken[-1] + 1 :])
