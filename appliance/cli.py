@@ -19,6 +19,7 @@ from appliance.logs import configure_logging
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from appliance.protocol.messages import Clear, ClearResult, SetTtlResult
 from appliance.protocol.status import DaemonStatus
+from appliance.replay.command import trace
 from appliance.run_dir import default_run_dir
 from appliance.settings import Settings, default_catalog, load_settings
 
@@ -29,6 +30,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A KV-cache appliance for LLM serving.",
 )
+
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure on this machine, side by side with what it is compared with."
+)
+app.add_typer(bench, name="bench")
+bench.command()(trace)
 
 
 def _help(name: str) -> str:
@@ -198,16 +205,17 @@ app.add_typer(accounts_cli.token, name="token")
 
 
 def add_commands_of_packages() -> None:
-    """Take in commands of packages that stand on this one: entry points of the group ``pagewarden.commands``.
+    """Take in commands of packages that stand on this one: entry points of ``pagewarden.commands`` and ``pagewarden.bench``.
 
     Loading one must be cheap, since every command pays for it: what it runs is imported when it runs.
     """
-    for point in entry_points(group="pagewarden.commands"):
-        try:
-            command = point.load()
-        except ImportError:  # its package is not whole here; the daemon needs none of them
-            continue
-        app.command(name=point.name)(command)
+    for group, parent in (("pagewarden.commands", app), ("pagewarden.bench", bench)):
+        for point in entry_points(group=group):
+            try:
+                command = point.load()
+            except ImportError:  # its package is not whole here; the daemon needs none of them
+                continue
+            parent.command(name=point.name)(command)
 
 
 add_commands_of_packages()

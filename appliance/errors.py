@@ -407,6 +407,13 @@ class ArenaUnreachable(PagewardenError):
     code = "arena_unreachable"
 
 
+class InvalidTrace(PagewardenError):
+    """A recorded request trace cannot be replayed; the line and the field are named."""
+
+    code = "invalid_trace"
+    http_status = 400
+
+
 def all_errors() -> dict[str, type[PagewardenError]]:
     """Every class of the tree by its code; a code that stands twice is a programming error."""
     found: dict[str, type[PagewardenError]] = {}

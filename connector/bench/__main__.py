@@ -2,7 +2,10 @@
 
 import typer
 
-from connector.bench.command import bench
+from connector.bench.command import copy, lookup
 
 if __name__ == "__main__":
-    typer.run(bench)
+    app = typer.Typer()
+    app.command()(copy)
+    app.command()(lookup)
+    app()

@@ -28,10 +28,10 @@ from appliance.protocol.messages import (
     WorkerGroup,
 )
 from appliance.protocol.wire import unpack_reply
+from appliance.served_models import Geometry, geometry_of
 from connector.bench.peer import Peer, running_daemon, running_echo, status_of
 from connector.client.lock import AttachLock
 from connector.simulate.describe import engine_facts, group_facts, layer_facts
-from connector.simulate.models import Geometry, geometry_of
 
 OBJECTS = 500_000
 CHUNKS = 170

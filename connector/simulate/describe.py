@@ -8,8 +8,8 @@ from typing import Any
 
 from appliance.geometry import GroupKind
 from appliance.protocol.messages import GroupFacts
+from appliance.served_models import Geometry
 from connector.client import ClientOptions
-from connector.simulate.models import Geometry
 from kernels import CHECKSUM_ALGORITHM, STREAM_LAYOUT
 
 SAVE_CHUNKS = 4

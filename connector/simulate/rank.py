@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from appliance.protocol.messages import WorkerGroup
+from appliance.served_models import CacheGroup, Geometry
 from connector.client import (
     ClientOptions,
     ClientState,
@@ -21,7 +22,6 @@ from connector.client import (
 )
 from connector.simulate.content import WORD_BYTES, Content, Words
 from connector.simulate.describe import layer_facts
-from connector.simulate.models import CacheGroup, Geometry
 from kernels import GroupPages, PageMap
 
 WRONG_SHOWN = 8

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import PagewardenError
+from appliance.served_models import Geometry, geometry_of
 from connector.simulate.describe import EngineSettings
 from connector.simulate.engine import SimulatedEngine
 from connector.simulate.figures import Figures
-from connector.simulate.models import Geometry, geometry_of
 from connector.simulate.workload import Arrival, Conversations, read_trace
 from kernels import load_backend
 

@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 from appliance.errors import InvalidSettings
 from appliance.l1.eviction.lru import LeastRecentlyUsed
+from appliance.l1.eviction.marconi import Marconi
 from appliance.l1.eviction.policy import EvictionPolicy
 from appliance.l1.eviction.returns import ExpectedReturns
+from appliance.l1.eviction.seglen import SegmentLength
+from appliance.l1.eviction.simple import SimpleRule
 
 DEFAULT_POLICY = ExpectedReturns.name
-POLICIES = (ExpectedReturns.name, LeastRecentlyUsed.name)
+RIVALS: dict[str, Callable[[], EvictionPolicy]] = {
+    rival.name: rival for rival in (LeastRecentlyUsed, SimpleRule, Marconi, SegmentLength)
+}
+POLICIES = (DEFAULT_POLICY, *RIVALS)
 
 
 def policy_named(name: str) -> str:
@@ -22,7 +28,7 @@ def policy_named(name: str) -> str:
     if name.upper() not in POLICIES:
         raise InvalidSettings(
             f"The eviction policy '{name}' does not exist.",
-            remedy=f"Use {' or '.join(POLICIES)}.",
+            remedy=f"Use one of {', '.join(POLICIES)}.",
             field="eviction_policy",
         )
     return name.upper()
@@ -34,6 +40,5 @@ def make_policy(name: str, clock: Callable[[], float]) -> EvictionPolicy:
     Raises:
         InvalidSettings: naming the policies there are.
     """
-    if policy_named(name) == ExpectedReturns.name:
-        return ExpectedReturns(clock)
-    return LeastRecentlyUsed()
+    known = policy_named(name)
+    return ExpectedReturns(clock) if known == DEFAULT_POLICY else RIVALS[known]()

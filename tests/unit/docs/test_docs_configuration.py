@@ -18,15 +18,18 @@ from appliance.settings import Settings, default_catalog
 from connector.vllm.options import ALIASES, PREFIX, ConnectorOptions
 
 TEXT = text_of("docs/configuration.md")
-TOP: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-COMMANDS: dict[str, click.Command] = {
-    **TOP,
-    **{
-        f"{name} {inner}": command
-        for name, group in TOP.items()
-        for inner, command in getattr(group, "commands", {}).items()
-    },
-}
+
+
+def commands_of(group: click.Command) -> dict[str, click.Command]:
+    """Commands by what is typed for them: those of a group in it by both names."""
+    found = {}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        inner = commands_of(command) if hasattr(command, "commands") else {"": command}
+        found |= {f"{name} {each}".strip(): made for each, made in inner.items()}
+    return found
+
+
+COMMANDS = commands_of(typer.main.get_command(app))
 
 
 def shown(value: object) -> str:
@@ -83,7 +86,8 @@ def test_every_setting_is_a_flag_of_the_server():
 
 def test_every_command_has_a_section():
     documented = set(re.findall(r"^### `pagewarden ([\w ]+)`$", TEXT, flags=re.MULTILINE))
-    assert documented == set(COMMANDS)
+    groups = {name.rsplit(" ", 1)[0] for name in COMMANDS if " " in name}
+    assert documented - groups == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"server"}))

@@ -14,21 +14,31 @@ def test_entry_points_become_commands(tmp_path: Path):
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
     (described / "entry_points.txt").write_text(
         "[pagewarden.commands]\n"
-        "measure-it = connector.bench.command:bench\n"
+        "measure-it = connector.bench.command:copy\n"
         "broken-one = no_such_package.command:run\n"
+        "[pagewarden.bench]\n"
+        "measure-more = connector.bench.command:lookup\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance.cli", "--help"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "measure-it" in done.stdout
-    assert "broken-one" not in done.stdout
-    assert "server" in done.stdout
+
+    def help_of(*group: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "appliance.cli", *group, "--help"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    top, bench = help_of(), help_of("bench")
+    assert "measure-it" in top
+    assert "broken-one" not in top
+    assert "server" in top
+    assert "measure-more" in bench
+    assert "trace" in bench
+    assert "measure-more" not in top
 
 
 def test_the_daemons_command_imports_neither_connector_nor_numpy_code_of_it():

@@ -11,9 +11,9 @@ import pytest
 
 from appliance.errors import UnsupportedGeometry
 from appliance.geometry import check_groups
+from appliance.served_models import MODELS, geometry_of, split_layers
 from connector.simulate.content import Content
 from connector.simulate.figures import Figures
-from connector.simulate.models import MODELS, geometry_of, split_layers
 from connector.simulate.requests import BlockPool
 from connector.simulate.workload import Conversations, read_trace, trace_tokens
 

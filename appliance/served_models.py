@@ -174,9 +174,7 @@ def geometry_of(name: str, tensor: int, *, scale: int = 1, alignment_tokens: int
         UnsupportedGeometry: if there is no such model, or its heads cannot be split over ``tensor`` ranks.
     """
     if name not in MODELS:
-        raise UnsupportedGeometry(
-            f"There is no simulated model '{name}'.", remedy=f"Use {', '.join(sorted(MODELS))}."
-        )
+        raise UnsupportedGeometry(f"There is no model '{name}'.", remedy=f"Use {', '.join(sorted(MODELS))}.")
     model = MODELS[name]
     _check_split(model, tensor)
     block_tokens = block_tokens_of(model, tensor, alignment_tokens)
