@@ -12,6 +12,7 @@ from appliance import __version__
 from appliance.check.asking import check_text, run_check
 from appliance.errors import PagewardenError, StartupError
 from appliance.logs import configure_logging
+from appliance.planning.command import plan
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from appliance.protocol.client import RequestClient, endpoint_of
 from appliance.protocol.messages import Clear, ClearResult, SetTtlResult
@@ -65,6 +66,7 @@ def server(
     no_web: Annotated[bool | None, typer.Option("--no-web", help=_help("no_web"))] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help=_help("insecure"))] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=_help("drain_seconds"))] = None,
+    planned_block_size: Annotated[str | None, typer.Option(help=_help("planned_block_size"))] = None,
     log_format: Annotated[str | None, typer.Option(help=_help("log_format"))] = None,
 ) -> None:
     """Run the daemon, and the dashboard beside it."""
@@ -176,6 +178,9 @@ def check(
             raise typer.Exit(1) from None
     typer.echo(result.model_dump_json(indent=2) if json else check_text(result))
     raise typer.Exit(0 if result.clean else 1)
+
+
+app.command()(plan)
 
 
 @app.command()
