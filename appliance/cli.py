@@ -10,6 +10,7 @@ import typer
 
 from appliance import __version__
 from appliance.check.asking import check_text, run_check
+from appliance.doctor.command import doctor
 from appliance.errors import PagewardenError, StartupError
 from appliance.logs import configure_logging
 from appliance.planning.command import plan
@@ -181,6 +182,7 @@ def check(
 
 
 app.command()(plan)
+app.command()(doctor)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from appliance.errors import UnsupportedModel
 from appliance.planning.fields import Fields
 from appliance.planning.shape import Attention, Recurrent, Shape, StateForm
 
+MOST_LAYERS = 4096
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -59,7 +60,7 @@ def _common(fields: Fields, model_type: str, dtype: str, *, own_code: bool = Fal
     return {
         "model_type": model_type,
         "dtype": dtype,
-        "layers": fields.count("num_hidden_layers"),
+        "layers": fields.count("num_hidden_layers", most=MOST_LAYERS),
         "query_heads": fields.count("num_attention_heads"),
         "context_tokens": fields.count("max_position_embeddings", 0),
         "own_code": own_code,

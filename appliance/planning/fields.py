@@ -7,7 +7,7 @@ from typing import Any
 
 from appliance.errors import UnsupportedModel
 
-_MOST = 1 << 31
+MOST_ITEMS = 1 << 31
 
 
 class Fields:
@@ -29,8 +29,8 @@ class Fields:
         """The value as it stands, ``None`` where it is absent."""
         return self._values.get(name)
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least ``least``.
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST_ITEMS) -> int:
+        """A whole number from ``least`` to ``most``.
 
         Raises:
             UnsupportedModel: naming the field and its value.
@@ -38,8 +38,8 @@ class Fields:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-            raise self.wrong(name, f"a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:

@@ -55,7 +55,7 @@ def parse_config(text: str, source: str) -> dict[str, Any]:
     """
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigUnreadable(f"'{source}' is not JSON: {error}.", source=source) from error
     if not isinstance(values, dict):
         raise ModelConfigUnreadable(

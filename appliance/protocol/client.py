@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from appliance.errors import BootChanged, DaemonUnreachable, UnknownSession
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
 from appliance.protocol.base import Message, Role, parse
+from appliance.protocol.messages import HelloResult
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
 
 _R = TypeVar("_R", bound=BaseModel)
@@ -28,12 +29,19 @@ class RequestClient:
     """One peer of the daemon. Not thread-safe: a thread has its own."""
 
     def __init__(
-        self, endpoint: str, *, client_name: str, timeout_seconds: float = 2.0, role: Role = Role.ADMIN
+        self,
+        endpoint: str,
+        *,
+        client_name: str,
+        timeout_seconds: float = 2.0,
+        role: Role = Role.ADMIN,
+        engine_id: str = "",
     ) -> None:
         self._endpoint = endpoint
         self._client_name = client_name
         self._timeout_seconds = timeout_seconds
         self._role = role
+        self._engine_id = engine_id
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._session = NO_ID
@@ -63,11 +71,11 @@ class RequestClient:
         """
         values = args.model_dump(mode="python", exclude_defaults=True) if isinstance(args, Message) else args
         if op not in SESSIONLESS and self._session == NO_ID:
-            self._hello()
+            self.hello()
         try:
             return parse(result, self._exchange(op, values))
         except (BootChanged, UnknownSession):
-            self._hello()
+            self.hello()
             return parse(result, self._exchange(op, values))
 
     def close(self) -> None:
@@ -75,12 +83,17 @@ class RequestClient:
         self._drop_socket()
         self._context.term()
 
-    def _hello(self) -> None:
+    def hello(self) -> HelloResult:
+        """Open a new session; :meth:`call` does so by itself where one is needed.
+
+        Raises:
+            DaemonUnreachable: after the timeout; PagewardenError: what the daemon answered.
+        """
         self._session = secrets.token_bytes(ID_BYTES)
         self._boot = NO_ID
-        self._exchange(
-            "hello", {"role": self._role.value, "protocol": PROTOCOL_VERSION, "client": self._client_name}
-        )
+        greeting = {"role": self._role.value, "protocol": PROTOCOL_VERSION, "client": self._client_name}
+        engine = {"engine_id": self._engine_id} if self._engine_id else {}
+        return parse(HelloResult, self._exchange("hello", {**greeting, **engine}))
 
     def _exchange(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         socket = self._open_socket()

@@ -29,6 +29,7 @@ def linear(**changes: Any) -> dict[str, Any]:
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers", "is 0"),
         (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers", "is True"),
         (LLAMA, {"num_hidden_layers": 1 << 40}, "num_hidden_layers", "is 1099511627776"),
+        (LLAMA, {"num_hidden_layers": 5000}, "num_hidden_layers", "to 4096"),
         (LLAMA, {"num_key_value_heads": 5}, "num_key_value_heads", "is 5"),
         (LLAMA, {"num_attention_heads": "x" * 200}, "num_attention_heads", "..."),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types", "24 layers"),
