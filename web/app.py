@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from appliance import __version__
-from web import api, pages
+from web import api, doctoring, pages, planning
 from web.assets import STATIC_DIR
 from web.problems import Problem, install_problem_handlers
 from web.security import SecurityHeaders
@@ -69,13 +69,18 @@ def create_app(settings: WebSettings) -> FastAPI:
         redoc_url=None,
         openapi_tags=[
             {"name": "status", "description": "The daemon's account of itself."},
+            {"name": "planning", "description": "What a model's cache will look like, before it is started."},
+            {"name": "doctor", "description": "What is wrong, with evidence and remedies."},
             {"name": "probes", "description": "For orchestrators and load balancers."},
             {"name": "metrics", "description": "For Prometheus."},
         ],
         lifespan=lifespan,
     )
+    app.state.doctor = doctoring.DoctorDesk()
     install_problem_handlers(app)
     app.include_router(pages.router)
     app.include_router(api.router)
+    for router in (planning.pages, planning.api, doctoring.pages, doctoring.api):
+        app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC_DIR), name="static")
     return app

@@ -89,6 +89,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), "another error would leak its text as a known one"
+    if isinstance(error.__cause__, PagewardenError):  # what went wrong while the body was read
+        return problem_response(request, error.__cause__)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
         known: PagewardenError = NotFound(

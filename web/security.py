@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance.errors import MessageTooLarge
+
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -19,6 +21,8 @@ SECURITY_HEADERS: dict[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+MAX_BODY_BYTES = 256 * 1024
 
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -51,4 +55,19 @@ class SecurityHeaders:
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app(inner, receive, send_with_headers)
+        await self._app(inner, _bounded(receive), send_with_headers)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """The body of a request, as long as it is no longer than any that is wanted here."""
+    received = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            raise MessageTooLarge(f"The body is longer than {MAX_BODY_BYTES:,} bytes.")
+        return message
+
+    return receive_bounded

@@ -42,7 +42,7 @@ ENGINE_LOOKS: tuple[tuple[str, _Look], ...] = (
 
 def examine(subject: Subject) -> Report:
     """The report of everything that concerns ``subject``."""
-    looks = ENGINE_LOOKS if subject.engine_side else HOST_LOOKS
+    looks = ENGINE_LOOKS if subject.engine_side else HOST_LOOKS if subject.same_host else ()
     if subject.running is not None and not subject.engine_side:
         looks += RUNNING_LOOKS
     if subject.vllm_url:

@@ -103,8 +103,10 @@ def _engine(engine: EngineStatus) -> Iterator[Finding]:
             "engines",
             Code.ENGINE_WAITING,
             Severity.WARNING,
-            f"Engine {name} is {engine.state}: it gets no hit meanwhile.",
-            engine.reason,
+            f"Engine {name} is {engine.state}: it gets no hit meanwhile."
+            if engine.state != "suspect"
+            else f"Engine {name} has sent no heartbeat for {engine.heartbeat_age_seconds:.0f} s.",
+            engine.reason or f"state {engine.state}",
             "If it stays so: look at the engine's own log, and at the ranks that the reason names.",
         )
     if engine.deviation:

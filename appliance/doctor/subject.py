@@ -9,6 +9,7 @@ from typing import Any
 
 from appliance.protocol.arena_layout import SegmentLayout
 from appliance.protocol.status import DaemonStatus
+from appliance.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Subject:
     """Settings of the daemon that the machine must fit.
 
     ``running`` is the status of the daemon that answers at ``host`` and ``port``; then its own settings count.
+    ``same_host`` is false where only the daemon's own words can be judged, since it runs elsewhere.
     ``engine_side`` asks for what an engine's process here can reach. ``vllm_url`` is a running vLLM's address.
     """
 
@@ -34,6 +36,7 @@ class Subject:
     engine_side: bool = False
     arena_here: Path | None = None
     vllm_url: str = ""
+    same_host: bool = True
 
     @property
     def arena_bytes(self) -> int:
@@ -42,7 +45,15 @@ class Subject:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any], **more: Any) -> Subject:
-        """From settings by name, as ``Settings.model_dump`` and the status document's ``settings`` give them."""
+        """From settings by name, as ``Settings.model_dump`` and the status document's ``settings`` give them.
+
+        What a daemon of another version does not name has its default.
+        """
+        fields = Settings.model_fields.items()
+        settings = {
+            **{name: info.get_default(call_default_factory=True) for name, info in fields},
+            **settings,
+        }
         extent_bytes = int(settings["extent_kib"]) * 1024
         return cls(
             host=str(settings["host"]),

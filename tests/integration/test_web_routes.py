@@ -215,7 +215,14 @@ def test_status_that_cannot_be_read_is_said_on_the_page() -> None:
 def test_openapi_is_valid_and_complete(full: RunningWeb) -> None:
     document = full.client.get("/api/v1/openapi.json").json()
     OpenAPI.model_validate(document)
-    assert set(document["paths"]) == {"/api/v1/status", "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {
+        "/api/v1/status",
+        "/api/v1/plan",
+        "/api/v1/doctor",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
     schemas = document["components"]["schemas"]
     for reference in re.findall(
         r'"#/components/schemas/([^"]+)"', full.client.get("/api/v1/openapi.json").text
