@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_FILE = Path("/proc/self/cgroup")
+_UNIFIED_FILES = ("memory.max", "memory.current")
+_LEGACY_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _MEMINFO = Path("/proc/meminfo")
 _SWAPS = Path("/proc/swaps")
@@ -92,25 +96,31 @@ def node_memory() -> dict[int, int]:
     return free
 
 
-def memory_limit(root: Path = _CGROUP_ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> int | None:
+def memory_limit(root: Path = CGROUP_ROOT, cgroup_file: Path = CGROUP_FILE) -> int | None:
     """The smallest memory limit on the way from this process's cgroup to the root; ``None`` if there is none."""
-    limits = []
-    for line in cgroup_file.read_text().splitlines() if cgroup_file.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        base, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        place = base / path.lstrip("/")
-        while place.is_relative_to(base):
-            limits.append(_read_limit(place / name))
-            if place == base:
-                break
-            place = place.parent
+    limits = [read_limit(limit_file) for limit_file, _ in memory_files(root, cgroup_file)]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
 
 
-def _read_limit(path: Path) -> int | None:
+def memory_files(root: Path = CGROUP_ROOT, cgroup_file: Path = CGROUP_FILE) -> Iterator[tuple[Path, Path]]:
+    """Files of the limit and the use of memory, of each cgroup from this process's own up to the root."""
+    for line in cgroup_file.read_text().splitlines() if cgroup_file.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        base = root / "memory" if controllers else root
+        limit, used = _LEGACY_FILES if controllers else _UNIFIED_FILES
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        place = base / path.lstrip("/")
+        while place.is_relative_to(base):
+            yield place / limit, place / used
+            if place == base:
+                break
+            place = place.parent
+
+
+def read_limit(path: Path) -> int | None:
+    """The number in a file of a cgroup; ``None`` where there is none, or one that means no limit."""
     try:
         text = path.read_text().strip()
     except OSError:

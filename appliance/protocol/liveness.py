@@ -32,7 +32,7 @@ def is_alive(directory: Path, attach_id: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some other process holds a record lock on ``path``; an unreadable file counts as locked."""
+    """Whether another process holds the lock of a file; one that cannot be read counts as locked, a missing one not."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
