@@ -71,11 +71,11 @@ class RequestClient:
         """
         values = args.model_dump(mode="python", exclude_defaults=True) if isinstance(args, Message) else args
         if op not in SESSIONLESS and self._session == NO_ID:
-            self.hello()
+            self._hello()
         try:
             return parse(result, self._exchange(op, values))
         except (BootChanged, UnknownSession):
-            self.hello()
+            self._hello()
             return parse(result, self._exchange(op, values))
 
     def close(self) -> None:
@@ -89,6 +89,9 @@ class RequestClient:
         Raises:
             DaemonUnreachable: after the timeout; PagewardenError: what the daemon answered.
         """
+        return self._hello()
+
+    def _hello(self) -> HelloResult:
         self._session = secrets.token_bytes(ID_BYTES)
         self._boot = NO_ID
         greeting = {"role": self._role.value, "protocol": PROTOCOL_VERSION, "client": self._client_name}
