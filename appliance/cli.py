@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from appliance import __version__
+from appliance import __version__, accounts_cli
+from appliance.asking import HOST as _HOST
+from appliance.asking import PORT as _PORT
+from appliance.asking import RUN_DIR as _RUN_DIR
+from appliance.asking import admin_client, ask, requester
 from appliance.check.asking import check_text, run_check
 from appliance.doctor.command import doctor
 from appliance.errors import PagewardenError, StartupError
 from appliance.logs import configure_logging
 from appliance.planning.command import plan
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
-from appliance.protocol.client import RequestClient, endpoint_of
 from appliance.protocol.messages import Clear, ClearResult, SetTtlResult
 from appliance.protocol.status import DaemonStatus
+from appliance.run_dir import default_run_dir
 from appliance.settings import Settings, default_catalog, load_settings
 
 app = typer.Typer(
@@ -27,9 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A KV-cache appliance for LLM serving.",
 )
-
-_HOST = Annotated[str, typer.Option(help="Address of the daemon.", envvar="PAGEWARDEN_HOST")]
-_PORT = Annotated[int, typer.Option(help="Port of the daemon.", envvar="PAGEWARDEN_PORT")]
 
 
 def _help(name: str) -> str:
@@ -64,7 +65,11 @@ def server(
     catalog: Annotated[Path | None, typer.Option(help=_help("catalog"))] = None,
     http_host: Annotated[str | None, typer.Option(help=_help("http_host"))] = None,
     http_port: Annotated[int | None, typer.Option(help=_help("http_port"))] = None,
+    http_names: Annotated[str | None, typer.Option(help=_help("http_names"))] = None,
     no_web: Annotated[bool | None, typer.Option("--no-web", help=_help("no_web"))] = None,
+    read_only: Annotated[bool | None, typer.Option("--read-only", help=_help("read_only"))] = None,
+    run_dir: Annotated[Path | None, typer.Option(help=_help("run_dir"))] = None,
+    admin_password_file: Annotated[Path | None, typer.Option(help=_help("admin_password_file"))] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help=_help("insecure"))] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=_help("drain_seconds"))] = None,
     planned_block_size: Annotated[str | None, typer.Option(help=_help("planned_block_size"))] = None,
@@ -95,6 +100,11 @@ def web(
         int, typer.Option(help=_help("http_port"), envvar="PAGEWARDEN_HTTP_PORT")
     ] = DEFAULT_HTTP_PORT,
     catalog: Annotated[Path | None, typer.Option(help=_help("catalog"), envvar="PAGEWARDEN_CATALOG")] = None,
+    run_dir: _RUN_DIR = None,
+    http_names: Annotated[str, typer.Option(help=_help("http_names"), envvar="PAGEWARDEN_HTTP_NAMES")] = "",
+    read_only: Annotated[  # noqa: FBT002
+        bool, typer.Option("--read-only", help=_help("read_only"), envvar="PAGEWARDEN_READ_ONLY")
+    ] = False,
     log_format: Annotated[
         str, typer.Option(help=_help("log_format"), envvar="PAGEWARDEN_LOG_FORMAT")
     ] = "text",
@@ -111,25 +121,19 @@ def web(
             http_host=http_host,
             http_port=http_port,
             catalog=catalog or default_catalog(),
+            run_dir=run_dir or default_run_dir(),
+            http_names=http_names,
+            read_only=read_only,
             log_format=log_format,
             parent_pid=parent_pid or None,
         )
     )
 
 
-def _ask(host: str, port: int, op: str, args: Any, result: Any) -> Any:
-    with RequestClient(endpoint_of(host, port), client_name=f"pagewarden-cli/{__version__}") as client:
-        try:
-            return client.call(op, args, result)
-        except PagewardenError as error:
-            typer.echo(f"pagewarden: {error.code}: {error}", err=True)
-            raise typer.Exit(1) from None
-
-
 @app.command()
 def status(host: _HOST = "127.0.0.1", port: _PORT = DEFAULT_PORT) -> None:
     """Print the daemon's status document as JSON."""
-    document: DaemonStatus = _ask(host, port, "status", {}, DaemonStatus)
+    document = ask(host, port, None, "status", {}, DaemonStatus)
     typer.echo(document.model_dump_json(indent=2))
 
 
@@ -138,10 +142,11 @@ def clear(
     host: _HOST = "127.0.0.1",
     port: _PORT = DEFAULT_PORT,
     namespace: Annotated[str, typer.Option(help="Only this namespace; all of them by default.")] = "",
+    run_dir: _RUN_DIR = None,
 ) -> None:
     """Forget every object, or those of one namespace. Acknowledged only when it is durable."""
-    args = Clear(namespace=namespace, requested_by="cli")
-    done: ClearResult = _ask(host, port, "clear", args, ClearResult)
+    args = Clear(namespace=namespace, **requester())
+    done = ask(host, port, run_dir, "clear", args, ClearResult)
     typer.echo(
         f"Removed {done.removed_objects} objects ({done.removed_bytes} bytes) in epoch {done.epoch}; "
         f"{done.held_bytes} bytes wait for their readers."
@@ -153,14 +158,17 @@ def ttl(
     name: Annotated[
         str, typer.Argument(help="read_lease_ttl_seconds, write_ttl_seconds or session_ttl_seconds.")
     ],
-    value_seconds: Annotated[float, typer.Argument(help="The new value.")],
+    value_seconds: Annotated[
+        float | None, typer.Argument(help="The new value; without it the change is taken back.")
+    ] = None,
     host: _HOST = "127.0.0.1",
     port: _PORT = DEFAULT_PORT,
     namespace: Annotated[str, typer.Option(help="Only for this namespace.")] = "",
+    run_dir: _RUN_DIR = None,
 ) -> None:
-    """Change a TTL at run time: it holds for new leases and the next renewal of old ones."""
-    args = {"name": name, "value_seconds": value_seconds, "namespace": namespace, "requested_by": "cli"}
-    done: SetTtlResult = _ask(host, port, "set_ttl", args, SetTtlResult)
+    """Change a TTL at run time, or take the change back: it holds for new leases and the next renewal of old ones."""
+    args = {"name": name, "value_seconds": value_seconds, "namespace": namespace, **requester()}
+    done = ask(host, port, run_dir, "set_ttl", args, SetTtlResult)
     typer.echo(f"{name}: {done.before_seconds:g} s before, {done.after_seconds:g} s now.")
 
 
@@ -169,9 +177,10 @@ def check(
     host: _HOST = "127.0.0.1",
     port: _PORT = DEFAULT_PORT,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,  # noqa: FBT002
+    run_dir: _RUN_DIR = None,
 ) -> None:
     """Compare arena, index, holds and catalog of the running daemon. Exit status 0 only if all adds up."""
-    with RequestClient(endpoint_of(host, port), client_name=f"pagewarden-cli/{__version__}") as client:
+    with admin_client(host, port, run_dir) as client:
         try:
             result = run_check(client)
         except PagewardenError as error:
@@ -189,6 +198,10 @@ app.command()(doctor)
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+app.add_typer(accounts_cli.user, name="user")
+app.add_typer(accounts_cli.token, name="token")
 
 
 def add_commands_of_packages() -> None:

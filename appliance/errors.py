@@ -100,6 +100,13 @@ class InsecureBind(StartupError):
     exit_status = 8
 
 
+class RunDirUnusable(StartupError):
+    """The run directory cannot be created or written."""
+
+    code = "run_dir_unusable"
+    exit_status = 9
+
+
 # --- protocol: a message is wrong in itself ------------------------------------------------------------------
 
 
@@ -327,6 +334,99 @@ class NotFound(PagewardenError):
 
     code = "not_found"
     http_status = 404
+
+
+# --- access: who asks, from where, and what for ------------------------------------------------------------------
+
+
+class AccessRefused(PagewardenError):
+    """The request is not allowed as it stands."""
+
+    code = "access_refused"
+    http_status = 403
+
+
+class NotAuthenticated(AccessRefused):
+    """The request shows no login, token or secret that is valid now."""
+
+    code = "not_authenticated"
+    http_status = 401
+
+
+class WrongCredentials(AccessRefused):
+    """There is no such user with such a password."""
+
+    code = "wrong_credentials"
+    http_status = 401
+
+
+class Forbidden(AccessRefused):
+    """The role, or the token's scopes, do not include what was asked for."""
+
+    code = "forbidden"
+
+
+class CrossSite(AccessRefused):
+    """A change was asked for by a page of another site."""
+
+    code = "cross_site"
+
+
+class ReadOnlyDashboard(AccessRefused):
+    """The dashboard was started to show only."""
+
+    code = "read_only"
+
+
+class HostRefused(AccessRefused):
+    """The request names a host that is not this process."""
+
+    code = "host_refused"
+    http_status = 421
+
+
+class TooManyAttempts(AccessRefused):
+    """Too many logins failed lately."""
+
+    code = "too_many_attempts"
+    http_status = 429
+    retryable = True
+
+
+# --- changes that do not fit what there is -----------------------------------------------------------------------
+
+
+class ChangeRefused(PagewardenError):
+    """The change does not fit what there is now."""
+
+    code = "change_refused"
+    http_status = 409
+
+
+class AlreadyExists(ChangeRefused):
+    """Something of that name exists."""
+
+    code = "already_exists"
+
+
+class LastAdmin(ChangeRefused):
+    """Nobody could administer the daemon any more."""
+
+    code = "last_admin"
+
+
+class VersionRequired(ChangeRefused):
+    """The change does not say which version it was made from."""
+
+    code = "version_required"
+    http_status = 428
+
+
+class VersionChanged(ChangeRefused):
+    """Somebody else made a change in between."""
+
+    code = "version_changed"
+    http_status = 412
 
 
 class ArenaUnreachable(PagewardenError):

@@ -7,12 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from appliance.errors import InvalidSettings
 from appliance.planning.expected import PlannedBlocks
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
+from appliance.run_dir import default_run_dir
 
 GIB = 1 << 30
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -74,7 +75,15 @@ class Settings(BaseSettings):
     catalog: Path = Field(default_factory=default_catalog, description="The SQLite catalog.")
     http_host: str = Field("127.0.0.1", description="Address of the dashboard.")
     http_port: int = Field(DEFAULT_HTTP_PORT, ge=0, le=65535, description="Port of the dashboard.")
+    http_names: str = Field(
+        "", description="Host names, separated by commas, under which the dashboard is reached."
+    )
     no_web: bool = Field(default=False, description="Do not start the dashboard.")
+    read_only: bool = Field(default=False, description="The dashboard shows and changes nothing.")
+    run_dir: Path = Field(default_factory=default_run_dir, description="Directory of the admin secret.")
+    admin_password_file: Path | None = Field(
+        None, description="File with the first admin's password; made up and shown once by default."
+    )
     insecure: bool = Field(default=False, description="Allow addresses other than loopback without keys.")
     drain_seconds: float = Field(
         10.0, ge=0, le=3600, description="Longest wait for copies under way at a stop."
@@ -85,6 +94,8 @@ class Settings(BaseSettings):
         description="Block size planned (N, or MODEL=N,...); engines with another are named.",
     )
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for machines.")
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("extent_kib")
     @classmethod
@@ -108,6 +119,11 @@ class Settings(BaseSettings):
         if value is not None and size is not None and value > size:
             raise ValueError(f"it is larger than l1_size_gb={size:g}")
         return value
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each value is from: ``flag``, ``variable``, ``file`` or ``default``."""
+        return {name: self._sources.get(name, "default") for name in type(self).model_fields}
 
     @property
     def l1_bytes(self) -> int:
@@ -139,7 +155,9 @@ def load_settings(flags: dict[str, Any], config_file: Path | None = None) -> Set
         name: value for name, value in from_file.items() if f"PAGEWARDEN_{name.upper()}" not in variables
     }
     try:
-        return Settings(**{**below, **flags})
+        settings = Settings(**{**below, **flags})
+        settings._sources.update(_sources(flags, below, variables))  # noqa: SLF001
+        return settings
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
@@ -149,6 +167,12 @@ def load_settings(flags: dict[str, Any], config_file: Path | None = None) -> Set
             remedy="See `pagewarden server --help`.",
             field=name,
         ) from None
+
+
+def _sources(flags: dict[str, Any], below: dict[str, Any], variables: set[str]) -> dict[str, str]:
+    found = dict.fromkeys(below, "file")
+    found |= {name: "variable" for name in Settings.model_fields if f"PAGEWARDEN_{name.upper()}" in variables}
+    return found | dict.fromkeys(flags, "flag")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

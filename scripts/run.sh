@@ -32,8 +32,18 @@ stop() {
 trap stop EXIT
 trap 'exit 0' INT TERM
 
+# At the first start the admin's password is made here, so that it can stand below, next to where to log in.
+catalog=${PAGEWARDEN_CATALOG:-${XDG_STATE_HOME:-$HOME/.local/state}/pagewarden/catalog.db}
+shown="as admin; the password was shown at the first start (another one: $bin/pagewarden user password admin --port $port)"
+if [[ ! -e $catalog && -z ${PAGEWARDEN_ADMIN_PASSWORD:-} && -z ${PAGEWARDEN_ADMIN_PASSWORD_FILE:-} ]]; then
+    PAGEWARDEN_ADMIN_PASSWORD=$("$bin/python" -c 'from appliance.credentials import generate_password as g; print(g())')
+    export PAGEWARDEN_ADMIN_PASSWORD
+    shown="as admin with the password $PAGEWARDEN_ADMIN_PASSWORD (not shown again)"
+fi
+
 "$bin/pagewarden" server &
 children+=($!)
+unset PAGEWARDEN_ADMIN_PASSWORD
 until "$bin/pagewarden" status --host "$host" --port "$port" 2>/dev/null | grep -q '"ready": true'; do
     if ! kill -0 "${children[0]}" 2>/dev/null; then
         status=0
@@ -63,6 +73,7 @@ cat <<TEXT
 
 Pagewarden is ready.
   Dashboard      http://$http_host:$http_port/
+  Log in         $shown
   Control port   $port
 
 Point a vLLM at it:

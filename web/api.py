@@ -10,15 +10,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, ConfigDict
 
+from appliance.access import Permission
 from appliance.errors import DaemonUnreachable, PagewardenError, all_errors
 from appliance.protocol.status import DaemonStatus, Gate
 from web.format import format_duration
+from web.guard import GuardedRoute, public, requires
 from web.metrics import StatusCollector
 from web.poller import Snapshot
 from web.problems import problem_responses
 from web.state import WebState, state_of
 
-router = APIRouter()
+router = APIRouter(route_class=GuardedRoute)
 
 DAEMON_GATE = "daemon"
 """The readiness gate of the web process itself: the daemon answers with its status."""
@@ -70,10 +72,11 @@ class ReadyDocument(BaseModel):
 @router.get(
     "/api/v1/status",
     response_model=StatusDocument,
-    responses=problem_responses(503),
+    responses=problem_responses(401, 403, 503),
     tags=["status"],
     operation_id="getStatus",
 )
+@requires(Permission.STATUS_READ)
 async def get_status(request: Request) -> Response:
     """Everything the daemon says of itself at one moment.
 
@@ -105,6 +108,7 @@ async def get_status(request: Request) -> Response:
     tags=["probes"],
     operation_id="getHealth",
 )
+@public(probe=True)
 async def get_health(request: Request) -> JSONResponse:
     """Whether the daemon's loop answers a ping within 0.7 s. Reads neither the status nor the catalog."""
     result = await state_of(request).probe.ping()
@@ -136,6 +140,7 @@ _READY_CONTENT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     tags=["probes"],
     operation_id="getReadiness",
 )
+@public(probe=True)
 async def get_readiness(request: Request) -> Response:
     """Each condition of readiness with its reason, as JSON or, where ``Accept`` prefers it, as plain text."""
     snapshot = await state_of(request).poller.recent()
@@ -155,6 +160,7 @@ async def get_readiness(request: Request) -> Response:
     tags=["metrics"],
     operation_id="getMetrics",
 )
+@public(probe=True)
 async def get_metrics(request: Request) -> Response:
     """The metrics in Prometheus's text format; docs/metrics.md describes each."""
     snapshot = await state_of(request).poller.recent()

@@ -10,18 +10,20 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from appliance.access import Permission
 from appliance.doctor.findings import Code, Finding, Report, Severity, report_of
 from appliance.doctor.run import examine
 from appliance.doctor.subject import Subject
+from web.guard import GuardedRoute, requires
 from web.problems import problem_responses
+from web.rendering import render
 from web.state import WebState, state_of
-from web.tools import render_tool
 
 KEPT_SECONDS = 3.0
 """A report serves everybody who asks within this time of it."""
 
-pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
-api = APIRouter(prefix="/api/v1", tags=["doctor"])
+pages = APIRouter(route_class=GuardedRoute, default_response_class=HTMLResponse, include_in_schema=False)
+api = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["doctor"])
 
 
 class DoctorDesk:
@@ -69,19 +71,22 @@ def _desk(request: Request) -> DoctorDesk:
     return desk
 
 
-@api.get("/doctor", response_model=Report, responses=problem_responses(503), operation_id="getDoctor")
+@api.get("/doctor", response_model=Report, responses=problem_responses(401, 403), operation_id="getDoctor")
+@requires(Permission.STATUS_READ)
 async def get_doctor(request: Request) -> Report:
     """What is wrong with the machine, the daemon and its engines, with evidence and remedies; the worst first."""
     return await asyncio.to_thread(_desk(request).report, state_of(request))
 
 
 @pages.get("/doctor")
+@requires(Permission.STATUS_READ)
 async def doctor_page(request: Request) -> HTMLResponse:
     """The report as a page."""
     return await _rendered(request, "doctor.html")
 
 
 @pages.get("/fragments/doctor")
+@requires(Permission.STATUS_READ)
 async def doctor_fragment(request: Request) -> HTMLResponse:
     """The report alone."""
     return await _rendered(request, "_doctor_report.html")
@@ -92,4 +97,4 @@ async def _rendered(request: Request, template: str) -> HTMLResponse:
     counts = {
         severity: sum(finding.severity is severity for finding in report.findings) for severity in Severity
     }
-    return render_tool(request, template, report=report, counts=counts)
+    return render(request, template, report=report, counts=counts)

@@ -69,6 +69,7 @@ async def _serve(settings: WebSettings, listener: socket.socket) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # anybody on this host could send them: the audit has the connection's address
             lifespan="on",
             timeout_graceful_shutdown=GRACEFUL_SECONDS,
         )

@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from web.state import base_url, state_of
+from appliance.access import Permission
+from web.guard import GuardedRoute, requires
+from web.rendering import render
+from web.state import state_of
 from web.view import overview_of
 
-router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
+router = APIRouter(route_class=GuardedRoute, default_response_class=HTMLResponse, include_in_schema=False)
 
 REFRESH_SECONDS = 2
 """How often the page asks for its fragment."""
@@ -21,6 +24,7 @@ NOSCRIPT_REFRESH_SECONDS = 5
 
 
 @router.get("/")
+@requires(Permission.STATUS_READ)
 async def overview_page(
     request: Request, live: Annotated[Literal["on", "off"], Query()] = "on"
 ) -> HTMLResponse:
@@ -29,6 +33,7 @@ async def overview_page(
 
 
 @router.get("/fragments/overview")
+@requires(Permission.STATUS_READ)
 async def overview_fragment(request: Request) -> HTMLResponse:
     """The part of the overview that changes."""
     return _render(request, "overview_fragment.html", live=True)
@@ -39,13 +44,11 @@ def _render(request: Request, template: str, *, live: bool) -> HTMLResponse:
     overview = overview_of(
         state.poller.snapshot(), state.history.history(), state.settings, now_unix=time.time()
     )
-    html = state.templates.get_template(template).render(
+    return render(
+        request,
+        template,
         page=overview,
-        web_version=state.version,
-        base_url=base_url(request),
-        daemon_endpoint=state.settings.endpoint.removeprefix("tcp://"),
         refresh_seconds=REFRESH_SECONDS,
         noscript_seconds=NOSCRIPT_REFRESH_SECONDS,
         live=live,
     )
-    return HTMLResponse(html)

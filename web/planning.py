@@ -7,18 +7,22 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from appliance.access import Permission
 from appliance.errors import ModelConfigUnreadable, PagewardenError
 from appliance.planning import Plan, PlanRequest, make_plan
+from appliance.planning.plan import EXAMPLE_CONFIG
 from appliance.planning.request import Platform, Regime
 from appliance.planning.rules import BACKENDS
 from appliance.planning.source import parse_config
+from web.forms import form_of
+from web.guard import GuardedRoute, requires, requires_login
 from web.problems import problem_responses
-from web.tools import form_fields, render_tool
+from web.rendering import render
 
-pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
-api = APIRouter(prefix="/api/v1", tags=["planning"])
+pages = APIRouter(route_class=GuardedRoute, default_response_class=HTMLResponse, include_in_schema=False)
+api = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["planning"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,15 @@ _NAMES = [field.name for _, fields in FIELDS for field in fields]
 class PlanBody(PlanRequest):
     """The configuration of a model, as its config.json has it, and the options of ``pagewarden plan``."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"config": EXAMPLE_CONFIG, "tp": 2}]})
+
     config: dict[str, Any] = Field(description="The parsed config.json of the model.")
 
 
-@api.post("/plan", response_model=Plan, responses=problem_responses(413, 422), operation_id="makePlan")
+@api.post(
+    "/plan", response_model=Plan, responses=problem_responses(401, 403, 413, 422), operation_id="makePlan"
+)
+@requires_login(own=True)
 async def make_plan_document(body: PlanBody) -> Plan:
     """Block size, bytes, token budgets, L1 size and commands for a model. Nothing is read or changed."""
     values = body.model_dump()
@@ -94,25 +103,28 @@ async def make_plan_document(body: PlanBody) -> Plan:
 
 
 @pages.get("/plan")
+@requires(Permission.STATUS_READ)
 async def plan_page(request: Request) -> HTMLResponse:
     """The form."""
     return _rendered(request, "plan.html", {}, None, None)
 
 
 @pages.post("/plan")
+@requires_login(own=True)
 async def planned_page(request: Request) -> HTMLResponse:
     """The form with the plan under it: what a browser without scripts gets."""
     return await _planned(request, "plan.html")
 
 
 @pages.post("/fragments/plan")
+@requires_login(own=True)
 async def plan_fragment(request: Request) -> HTMLResponse:
     """The plan alone."""
     return await _planned(request, "_plan_result.html")
 
 
 async def _planned(request: Request, template: str) -> HTMLResponse:
-    form = await form_fields(request)
+    form = await form_of(request)
     try:
         return _rendered(request, template, form, _plan_of(form), None)
     except PagewardenError as error:
@@ -134,7 +146,7 @@ def _plan_of(form: dict[str, str]) -> Plan:
 def _rendered(
     request: Request, template: str, form: dict[str, str], plan: Plan | None, error: PagewardenError | None
 ) -> HTMLResponse:
-    return render_tool(
+    return render(
         request,
         template,
         error=error,

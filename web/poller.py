@@ -119,6 +119,23 @@ class StatusPoller:
         stale = snapshot.reachable and (snapshot.age_seconds or 0.0) > 2 * self._poll_seconds
         if not (first_try or stale) or self._stopping.is_set():
             return snapshot
+        return await self._next(wait_seconds)
+
+    async def fresh(self, wait_seconds: float = 1.0) -> Snapshot:
+        """What is known after one more look, bounded; at once while the daemon is known not to answer."""
+        snapshot = self.snapshot()
+        if snapshot.polls and not snapshot.reachable:
+            return snapshot
+        return await self._next(wait_seconds)
+
+    async def after_change(self, wait_seconds: float = 1.0) -> Snapshot:
+        """What is known after a look that began after this call, so that a change just made is in it; bounded."""
+        await self._next(wait_seconds)  # this one may have been under way
+        return await self._next(wait_seconds)
+
+    async def _next(self, wait_seconds: float) -> Snapshot:
+        if self._stopping.is_set():
+            return self.snapshot()
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop, loop.create_future())
         with self._lock:

@@ -10,9 +10,17 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
-from appliance.errors import InvalidField, NotFound, PagewardenError, UnknownOperation
+from appliance.errors import (
+    InvalidField,
+    NotAuthenticated,
+    NotFound,
+    PagewardenError,
+    TooManyAttempts,
+    UnknownOperation,
+)
+from web.rendering import render
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -39,9 +47,12 @@ def problem_response(
     *,
     status: int | None = None,
     headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    """The answer that tells a client about ``error``."""
+) -> Response:
+    """The answer that tells a client about ``error``: a problem document, or a page for who wants one."""
     http_status = status or error.http_status
+    headers = {**_headers_of(error), **(headers or {})}
+    if _wants_page(request):
+        return _page_of(request, error, http_status, headers)
     document = Problem(
         type=f"urn:pagewarden:error:{error.code}",
         title=_title(error),
@@ -77,17 +88,38 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def _headers_of(error: PagewardenError) -> dict[str, str]:
+    if isinstance(error, NotAuthenticated):
+        return {"WWW-Authenticate": 'Bearer realm="pagewarden"'}
+    if isinstance(error, TooManyAttempts):
+        return {"Retry-After": str(error.details.get("retry_after_seconds", 60))}
+    return {}
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a person is looking: a browser asks for HTML, and the API never gives any."""
+    return not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
+
+
+def _page_of(
+    request: Request, error: PagewardenError, http_status: int, headers: dict[str, str] | None
+) -> Response:
+    response = render(request, "error.html", shown=error, title=_title(error), status=http_status)
+    response.headers.update(headers or {})
+    return response
+
+
 def _title(error: PagewardenError) -> str:
     words = error.code.replace("_", " ")
     return words[:1].upper() + words[1:]
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PagewardenError), "another error would leak its text as a known one"
     return problem_response(request, error)
 
 
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "another error would leak its text as a known one"
     if isinstance(error.__cause__, PagewardenError):  # what went wrong while the body was read
         return problem_response(request, error.__cause__)
@@ -103,14 +135,14 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     return problem_response(request, known, status=error.status_code, headers=headers)
 
 
-async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "another error would leak its text as a known one"
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     return problem_response(request, InvalidField(f"The parameter '{field}': {first['msg']}.", field=field))
 
 
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+async def _on_bug(request: Request, error: Exception) -> Response:
     _log.error("a request failed", path=request.url.path, exc_info=error)
     hidden = PagewardenError(
         "This page's process failed to answer; its log has the details.",

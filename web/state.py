@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from fastapi import Request
 from jinja2 import Environment
 
 from appliance import __version__
+from web.admin import AdminClient
+from web.attempts import Attempts
 from web.history import HistoryReader
+from web.identity import Identities
 from web.poller import StatusPoller
 from web.probe import LoopProbe
 from web.settings import WebSettings
@@ -21,12 +25,19 @@ _NETLOC = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](
 
 @dataclass(frozen=True, slots=True)
 class WebState:
-    """The parts of one running application."""
+    """The parts of one running application.
+
+    ``hashing`` bounds how many passwords are hashed at a time: each takes 64 MiB.
+    """
 
     settings: WebSettings
     poller: StatusPoller
     probe: LoopProbe
     history: HistoryReader
+    identities: Identities
+    admin: AdminClient
+    attempts: Attempts
+    hashing: asyncio.Semaphore
     templates: Environment
     started_unix: float
     version: str
@@ -39,6 +50,10 @@ class WebState:
             poller=StatusPoller(settings.endpoint, poll_seconds=settings.poll_seconds),
             probe=LoopProbe(settings.endpoint),
             history=HistoryReader(settings.catalog_path),
+            identities=Identities(settings.catalog_path, settings.cookie_name),
+            admin=AdminClient(settings.endpoint, settings.secret_path),
+            attempts=Attempts(),
+            hashing=asyncio.Semaphore(2),
             templates=environment(),
             started_unix=time.time(),
             version=__version__,
@@ -54,6 +69,7 @@ class WebState:
         self.history.stop()
         self.poller.stop()
         self.probe.close()
+        self.admin.close()
 
 
 def state_of(request: Request) -> WebState:

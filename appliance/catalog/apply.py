@@ -5,14 +5,16 @@ Control rows and projections can be repeated, so a transaction whose outcome is 
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from appliance.catalog.apply_accounts import apply_account, record_audit, see_access
 from appliance.catalog.events import (
+    AccessSeen,
+    AuditNoted,
     ClearRecorded,
     EngineEnded,
     EngineSeen,
@@ -38,6 +40,7 @@ from appliance.catalog.models import (
     SettingHistoryRow,
     SettingRow,
 )
+from appliance.catalog.text import json_text
 from appliance.fingerprint import flatten
 
 if TYPE_CHECKING:
@@ -48,16 +51,6 @@ if TYPE_CHECKING:
     from appliance.catalog.events import ControlRow, HistoryEvent
 
 CHECKSUM_BYTES = 8
-
-
-def json_text(value: Any) -> str:
-    """Canonical JSON: equal values give equal text.
-
-    Raises:
-        TypeError: if the value has no JSON form.
-        ValueError: if it holds a number that is not finite.
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def apply_history(connection: Connection, events: Sequence[HistoryEvent]) -> None:
@@ -72,15 +65,19 @@ def apply_history(connection: Connection, events: Sequence[HistoryEvent]) -> Non
 
 
 def apply_control(connection: Connection, row: ControlRow) -> tuple[str, int]:
-    """Write one control row; the table and rowid that prove it. Repeating it gives the same rowid.
+    """Write one control row and its audit entry; the table and rowid that prove it. Repeating it gives the same rowid.
 
     Raises:
         sqlalchemy.exc.DBAPIError: what SQLite reports.
         TypeError, ValueError: if a setting's value has no JSON form.
     """
     if isinstance(row, SettingChanged):
-        return SettingHistoryRow.__tablename__, _change_setting(connection, row)
-    return ClearRow.__tablename__, _record_clear(connection, row)
+        proof = SettingHistoryRow.__tablename__, _change_setting(connection, row)
+    elif isinstance(row, ClearRecorded):
+        proof = ClearRow.__tablename__, _record_clear(connection, row)
+    else:
+        proof = apply_account(connection, row)
+    return proof if row.audit is None else record_audit(connection, row.audit)
 
 
 def prune_history(connection: Connection, keep_rows: int) -> int:
@@ -141,7 +138,8 @@ def _change_setting(connection: Connection, row: SettingChanged) -> int:
 
 
 def _record_clear(connection: Connection, row: ClearRecorded) -> int:
-    connection.execute(upsert(ClearRow).values(_values(row)).on_conflict_do_nothing(_CLEAR_IDENTITY))
+    values = {name: value for name, value in _values(row).items() if name != "audit"}
+    connection.execute(upsert(ClearRow).values(values).on_conflict_do_nothing(_CLEAR_IDENTITY))
     return int(
         connection.execute(
             select(ClearRow.clear_id).where(
@@ -303,6 +301,16 @@ def _restarts(connection: Connection, events: Sequence[RestartRecorded]) -> None
         )
 
 
+def _access_seen(connection: Connection, events: Sequence[AccessSeen]) -> None:
+    for event in events:
+        see_access(connection, event.token_ids, event.login_ids, event.seen_unix)
+
+
+def _audit_noted(connection: Connection, events: Sequence[AuditNoted]) -> None:
+    for event in events:
+        record_audit(connection, event.entry)
+
+
 _WRITERS: dict[type[HistoryEvent], Callable[[Connection, Any], None]] = {
     EngineSeen: _engines_seen,
     EngineEnded: _engines_ended,
@@ -313,4 +321,6 @@ _WRITERS: dict[type[HistoryEvent], Callable[[Connection, Any], None]] = {
     ObjectsForgotten: _objects_forgotten,
     LeaseEnded: _leases_ended,
     RestartRecorded: _restarts,
+    AccessSeen: _access_seen,
+    AuditNoted: _audit_noted,
 }

@@ -14,6 +14,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from appliance.catalog.accounts import AccountRow, AuditEntry
+
 EngineState = Literal["live", "suspect"]
 ObjectState = Literal["committed", "quarantined"]
 RestartMode = Literal["cold", "warm"]
@@ -257,6 +259,29 @@ class RestartRecorded(HistoryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSeen(HistoryEvent):
+    """API tokens and logins were used; only refreshes times, so it goes first under load."""
+
+    sheddable: ClassVar[bool] = True
+
+    token_ids: tuple[str, ...]
+    login_ids: tuple[str, ...]
+    seen_unix: float
+
+    @property
+    def rows(self) -> int:
+        """One per token and login."""
+        return len(self.token_ids) + len(self.login_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNoted(HistoryEvent):
+    """Something to be audited that changed nothing, such as a login that failed."""
+
+    entry: AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
 class SettingChanged:
     """A setting was changed at run time. ``scope`` is empty (everywhere) or a namespace.
 
@@ -268,6 +293,7 @@ class SettingChanged:
     value: Any
     changed_unix: float
     changed_by: str
+    audit: AuditEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +307,8 @@ class ClearRecorded:
     cleared_unix: float
     removed_objects: int
     removed_bytes: int
+    audit: AuditEntry | None = None
 
 
-ControlRow = SettingChanged | ClearRecorded
+ControlRow = SettingChanged | ClearRecorded | AccountRow
 """What must be durable before it is acknowledged."""

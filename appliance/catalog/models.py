@@ -240,14 +240,93 @@ class RestartRow(Base):
     clean_stop: Mapped[int]
 
 
-APPEND_ONLY_TRIGGERS: tuple[str, ...] = tuple(
-    f"CREATE TRIGGER settings_history_no_{verb} BEFORE {verb.upper()} ON settings_history "
-    "BEGIN SELECT RAISE(ABORT, 'settings_history is append-only'); END"
-    for verb in ("update", "delete")
-)
+class UserRow(Base):
+    """Somebody who may log in."""
 
-for _statement in APPEND_ONLY_TRIGGERS:
-    event.listen(SettingHistoryRow.__table__, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
+    __tablename__ = "users"
+    __table_args__ = (CheckConstraint("role IN ('viewer', 'operator', 'admin')", name="role"), STRICT)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    password_hash: Mapped[str]
+    created_unix: Mapped[float]
+    created_by: Mapped[str]
+    changed_unix: Mapped[float]
+
+
+class TokenRow(Base):
+    """One API token: a hash of it, what it may do, and when it was last used."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (
+        CheckConstraint("role IN ('viewer', 'operator', 'admin')", name="role"),
+        Index(None, "owner"),
+        STRICT,
+    )
+
+    token_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    owner: Mapped[str]
+    role: Mapped[str]
+    scopes: Mapped[str]
+    secret_hash: Mapped[str]
+    created_unix: Mapped[float]
+    created_by: Mapped[str]
+    expires_unix: Mapped[float | None]
+    revoked_unix: Mapped[float | None]
+    last_used_unix: Mapped[float | None]
+
+
+class LoginRow(Base):
+    """One login to the dashboard, until it ends or expires."""
+
+    __tablename__ = "logins"
+    __table_args__ = (Index(None, "user"), STRICT)
+
+    login_id: Mapped[str] = mapped_column(primary_key=True)
+    user: Mapped[str]
+    secret_hash: Mapped[str]
+    origin: Mapped[str]
+    agent: Mapped[str]
+    created_unix: Mapped[float]
+    expires_unix: Mapped[float]
+    last_seen_unix: Mapped[float]
+    ended_unix: Mapped[float | None]
+    end_cause: Mapped[str | None]
+
+
+class AuditRow(Base):
+    """Who did what; rows are only ever added, which triggers enforce."""
+
+    __tablename__ = "audit"
+    __table_args__ = (
+        Index(None, "actor"),
+        Index(None, "action"),
+        Index("ux_audit_entry_id", "entry_id", unique=True),
+        STRICT,
+    )
+
+    audit_id: Mapped[int] = mapped_column(primary_key=True)
+    entry_id: Mapped[str]
+    at_unix: Mapped[float]
+    actor: Mapped[str]
+    origin: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    before: Mapped[str | None]
+    after: Mapped[str | None]
+
+
+APPEND_ONLY = (SettingHistoryRow, AuditRow)
+
+for _row in APPEND_ONLY:
+    for _verb in ("update", "delete"):
+        _name = _row.__tablename__
+        _statement = (
+            f"CREATE TRIGGER {_name}_no_{_verb} BEFORE {_verb.upper()} ON {_name} "
+            f"BEGIN SELECT RAISE(ABORT, '{_name} is append-only'); END"
+        )
+        event.listen(_row.__table__, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
 
 TABLES: tuple[str, ...] = tuple(sorted(Base.metadata.tables))
 """Every table's name."""

@@ -8,13 +8,11 @@ come out of here. Lists are newest first and bounded; pass the last row's id (or
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import and_, func, select, tuple_
 
-from appliance.catalog.connections import reading_engine
-from appliance.catalog.failures import diagnose
 from appliance.catalog.models import (
     ClearRow,
     EngineRow,
@@ -28,6 +26,8 @@ from appliance.catalog.models import (
     SettingHistoryRow,
     SettingRow,
 )
+from appliance.catalog.reading import Reader
+from appliance.catalog.reading import page as _page
 from appliance.catalog.records import (
     ClearRecord,
     EngineRecord,
@@ -42,14 +42,7 @@ from appliance.catalog.records import (
     SettingChangeRecord,
     SettingRecord,
 )
-from appliance.errors import CatalogUnavailable
 from appliance.fingerprint import FieldDifference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sqlalchemy import Connection, RowMapping, Select
 
 __all__ = [
     "CatalogReader",
@@ -68,16 +61,9 @@ __all__ = [
     "SettingRecord",
 ]
 
-BUSY_TIMEOUT_SECONDS = 1.0
-LARGEST_PAGE = 1_000
 
-
-class CatalogReader:
-    """Reads the catalog at ``path``. Safe to share between threads; every method may raise ``CatalogUnavailable``."""
-
-    def __init__(self, path: Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS) -> None:
-        self._path = path
-        self._engine = reading_engine(path, busy_timeout_seconds=busy_timeout_seconds)
+class CatalogReader(Reader):
+    """What the daemon remembers. Safe to share between threads; every method may raise ``CatalogUnavailable``."""
 
     # --- engines and fingerprints ---
 
@@ -86,7 +72,7 @@ class CatalogReader:
         query = select(EngineRow.__table__).order_by(EngineRow.last_seen_unix.desc(), EngineRow.engine_id)
         if namespace is not None:
             query = query.where(EngineRow.namespace == namespace)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [EngineRecord(**row) for row in _page(connection, query, limit)]
 
     def fingerprints(self, *, model: str | None = None, limit: int = 100) -> list[FingerprintRecord]:
@@ -94,7 +80,7 @@ class CatalogReader:
         query = select(FingerprintRow.__table__).order_by(FingerprintRow.last_seen_unix.desc())
         if model is not None:
             query = query.where(FingerprintRow.model == model)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 FingerprintRecord(**{**row, "record": json.loads(row["record"])})
                 for row in _page(connection, query, limit)
@@ -103,7 +89,7 @@ class CatalogReader:
     def groups(self, namespace: str) -> list[GroupRecord]:
         """The object groups of a namespace, in order."""
         query = select(ObjectGroupRow.__table__).where(ObjectGroupRow.namespace == namespace)
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = connection.execute(query.order_by(ObjectGroupRow.group_index))
             return [GroupRecord(**row) for row in found.mappings()]
 
@@ -112,7 +98,7 @@ class CatalogReader:
         query = select(FingerprintFieldRow.field, FingerprintFieldRow.value).where(
             FingerprintFieldRow.namespace == namespace
         )
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = connection.execute(query.order_by(FingerprintFieldRow.field))
             return {row.field: json.loads(row.value) for row in found}
 
@@ -134,7 +120,7 @@ class CatalogReader:
             .where(mine.c.value.is_distinct_from(other.c.value))
             .order_by("field")
         )
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 FieldDifference(field, _loads(left), _loads(right))
                 for field, left, right in connection.execute(query)
@@ -158,7 +144,7 @@ class CatalogReader:
             query = query.where(LeaseEndRow.engine_id == engine_id)
         if before_id is not None:
             query = query.where(LeaseEndRow.end_id < before_id)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [LeaseEndRecord(**row) for row in _page(connection, query, limit)]
 
     def evictions(
@@ -170,13 +156,13 @@ class CatalogReader:
             query = query.where(EvictionRow.namespace == namespace)
         if before_id is not None:
             query = query.where(EvictionRow.eviction_id < before_id)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [EvictionRecord(**row) for row in _page(connection, query, limit)]
 
     def restarts(self, *, limit: int = 100) -> list[RestartRecord]:
         """Starts of the daemon, the newest first."""
         query = select(RestartRow.__table__).order_by(RestartRow.started_unix.desc())
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 RestartRecord(
                     **{**row, "gates": json.loads(row["gates"]), "clean_stop": bool(row["clean_stop"])}
@@ -189,22 +175,32 @@ class CatalogReader:
     def settings(self) -> list[SettingRecord]:
         """Every setting that was changed at run time, by name and scope."""
         query = select(SettingRow.__table__).order_by(SettingRow.name, SettingRow.scope)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 SettingRecord(**{**row, "value": json.loads(row["value"])})
                 for row in connection.execute(query).mappings()
             ]
 
     def setting_changes(
-        self, *, name: str | None = None, before_id: int | None = None, limit: int = 100
+        self,
+        *,
+        name: str | None = None,
+        names: Collection[str] = (),
+        before_id: int | None = None,
+        limit: int = 100,
     ) -> list[SettingChangeRecord]:
-        """Changes of settings, the newest first; ``before_id`` is the last ``change_id`` of the page before."""
+        """Changes of settings (of one, of several, or of all), the newest first.
+
+        ``before_id`` is the last ``change_id`` of the page before.
+        """
         query = select(SettingHistoryRow.__table__).order_by(SettingHistoryRow.change_id.desc())
         if name is not None:
             query = query.where(SettingHistoryRow.name == name)
+        if names:
+            query = query.where(SettingHistoryRow.name.in_(names))
         if before_id is not None:
             query = query.where(SettingHistoryRow.change_id < before_id)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 SettingChangeRecord(**{**row, "before": _loads(row["before"]), "after": _loads(row["after"])})
                 for row in _page(connection, query, limit)
@@ -215,7 +211,7 @@ class CatalogReader:
         query = select(ClearRow.__table__).order_by(ClearRow.clear_id.desc())
         if before_id is not None:
             query = query.where(ClearRow.clear_id < before_id)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [ClearRecord(**row) for row in _page(connection, query, limit)]
 
     # --- objects ---
@@ -242,7 +238,7 @@ class CatalogReader:
             query = query.where(and_(ObjectRow.chunk_key >= chunk_key_prefix, ObjectRow.chunk_key <= last))
         if after is not None:
             query = query.where(tuple_(*key) > tuple_(*after))
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [
                 ObjectRecord(**{**row, "checksum": int.from_bytes(row["checksum"], "big")})
                 for row in _page(connection, query, limit)
@@ -256,24 +252,9 @@ class CatalogReader:
             .group_by(*group)
             .order_by(*group)
         )
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [GroupTotal(**row) for row in connection.execute(query).mappings()]
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except Exception as error:
-            failure = diagnose(error)
-            raise CatalogUnavailable(
-                f"The catalog cannot be read. {failure.sentence}", remedy=failure.remedy, path=str(self._path)
-            ) from error
 
 
 def _loads(text: str | None) -> Any:
     return None if text is None else json.loads(text)
-
-
-def _page(connection: Connection, query: Select[Any], limit: int) -> Sequence[RowMapping]:
-    return connection.execute(query.limit(max(1, min(limit, LARGEST_PAGE)))).mappings().all()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import select
 
+from appliance.catalog.account_memory import AccountMemory
+from appliance.catalog.account_queries import read_accounts
+from appliance.catalog.accounts import LoginChanged, TokenChanged, UserChanged
 from appliance.catalog.connections import reading_engine
 from appliance.catalog.events import ClearRecorded, ClearScope, SettingChanged
 from appliance.catalog.failures import diagnose
@@ -26,10 +29,13 @@ BUSY_TIMEOUT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What is in force: every changed setting, and the newest clear of each namespace (and of all)."""
+    """What is in force: every changed setting, the newest clear of each namespace (and of all), and all accounts."""
 
     settings: tuple[SettingChanged, ...] = ()
     clears: tuple[ClearRecorded, ...] = ()
+    users: tuple[UserChanged, ...] = ()
+    tokens: tuple[TokenChanged, ...] = ()
+    logins: tuple[LoginChanged, ...] = ()
 
     @property
     def highest_epoch(self) -> int:
@@ -80,7 +86,7 @@ def read_control_state(connection: Connection) -> ControlState:
             row.removed_objects,
             row.removed_bytes,
         )
-    return ControlState(settings, tuple(newest.values()))
+    return ControlState(settings, tuple(newest.values()), *read_accounts(connection))
 
 
 class ControlMemory:
@@ -89,10 +95,14 @@ class ControlMemory:
     def __init__(self, state: ControlState) -> None:
         self._settings = {(row.name, row.scope): row for row in state.settings}
         self._clears = {row.namespace: row for row in state.clears}
+        self._accounts = AccountMemory(state.users, state.tokens, state.logins)
 
     def remember(self, row: ControlRow) -> None:
-        """Take over a row that is durable."""
-        if isinstance(row, ClearRecorded):
+        """Take over a row that is durable; what was audited once is not audited again."""
+        row = replace(row, audit=None)
+        if isinstance(row, (UserChanged, TokenChanged, LoginChanged)):
+            self._accounts.remember(row)
+        elif isinstance(row, ClearRecorded):
             known = self._clears.get(row.namespace)
             if known is None or row.epoch >= known.epoch:
                 self._clears[row.namespace] = row
@@ -113,4 +123,4 @@ class ControlMemory:
             known = found._clears.get(namespace)
             if known is None or known.epoch < row.epoch:
                 missing.append(row)
-        return missing
+        return [*missing, *self._accounts.missing_from(found._accounts)]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import zmq
 from pydantic import BaseModel
 
-from appliance.errors import BootChanged, DaemonUnreachable, UnknownSession
+from appliance.errors import BootChanged, DaemonUnreachable, PagewardenError, UnknownSession
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
 from appliance.protocol.base import Message, Role, parse
 from appliance.protocol.messages import HelloResult
@@ -26,7 +27,11 @@ SESSIONLESS = frozenset({"ping", "status"})
 
 
 class RequestClient:
-    """One peer of the daemon. Not thread-safe: a thread has its own."""
+    """One peer of the daemon. Not thread-safe: a thread has its own.
+
+    ``admin_secret`` is asked for the daemon's secret at each hello, since another start has another one; what needs no
+    session needs no secret.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,9 @@ class RequestClient:
         timeout_seconds: float = 2.0,
         role: Role = Role.ADMIN,
         engine_id: str = "",
+        admin_secret: Callable[[], str] = str,
     ) -> None:
+        self._admin_secret = admin_secret
         self._endpoint = endpoint
         self._client_name = client_name
         self._timeout_seconds = timeout_seconds
@@ -92,11 +99,22 @@ class RequestClient:
         return self._hello()
 
     def _hello(self) -> HelloResult:
-        self._session = secrets.token_bytes(ID_BYTES)
-        self._boot = NO_ID
-        greeting = {"role": self._role.value, "protocol": PROTOCOL_VERSION, "client": self._client_name}
-        engine = {"engine_id": self._engine_id} if self._engine_id else {}
-        return parse(HelloResult, self._exchange("hello", {**greeting, **engine}))
+        session = secrets.token_bytes(ID_BYTES)
+        said: dict[str, Any] = {
+            "role": self._role.value,
+            "protocol": PROTOCOL_VERSION,
+            "client": self._client_name,
+        }
+        if self._role is Role.ADMIN:
+            said["secret"] = self._admin_secret()
+        if self._engine_id:
+            said["engine_id"] = self._engine_id
+        self._session, self._boot = session, NO_ID
+        try:
+            return parse(HelloResult, self._exchange("hello", said))
+        except PagewardenError:
+            self._session = NO_ID  # the next call says hello again
+            raise
 
     def _exchange(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         socket = self._open_socket()

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from appliance.geometry import MAX_CHUNK_TOKENS, MAX_GROUPS, MAX_SHARDS, GroupKind, ObjectGroup
 from appliance.hashing import KEY_BYTES
+from appliance.protocol.accounts import ACCOUNT_REQUESTS, Origin
 from appliance.protocol.base import Lenient, LoadFailure, Message, MissReason, Role, Transport
 from appliance.protocol.bounds import (
     MAX_ITEMS,
@@ -42,6 +43,7 @@ class Hello(Message):
     engine_id: Annotated[str, Field(max_length=256)] = ""
     host: Annotated[str, Field(max_length=256)] = ""
     pid: U32 = 0
+    secret: Annotated[str, Field(max_length=128)] = ""
 
 
 class HelloResult(Lenient):
@@ -409,6 +411,7 @@ class Clear(Message):
 
     namespace: Annotated[str, Field(max_length=64)] = ""
     requested_by: Name = "unknown"
+    requested_from: Origin = ""
 
 
 class ClearResult(Lenient):
@@ -421,19 +424,22 @@ class ClearResult(Lenient):
 
 
 class SetTtl(Message):
-    """Changes a TTL at run time, for all namespaces or one. Durable before it is acknowledged."""
+    """Changes a TTL (null: takes its change back), if the TTLs still have that version. Durable like a clear."""
 
     name: Annotated[str, Field(pattern="^(read_lease|write|session)_ttl_seconds$")]
-    value_seconds: Annotated[float, Field(gt=0, le=10_000_000)]
+    value_seconds: Annotated[float | None, Field(gt=0, le=10_000_000)]
     namespace: Annotated[str, Field(max_length=64)] = ""
+    if_version: Annotated[str, Field(max_length=64)] = ""
     requested_by: Name = "unknown"
+    requested_from: Origin = ""
 
 
 class SetTtlResult(Lenient):
-    """The value before and after."""
+    """The value in force before and after, and the version of the TTLs afterwards."""
 
     before_seconds: float
     after_seconds: float
+    version: str = ""
 
 
 class Check(Message):
@@ -488,5 +494,6 @@ REQUESTS: dict[str, type[Message]] = {
     "clear": Clear,
     "set_ttl": SetTtl,
     "check": Check,
+    **ACCOUNT_REQUESTS,
 }
 """Every operation of this protocol version."""

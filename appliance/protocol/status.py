@@ -173,6 +173,16 @@ class InlineStatus(Lenient):
     answers_dropped: int = 0
 
 
+class TtlStatus(Lenient):
+    """One TTL, everywhere or for one namespace: what holds, what was configured, and whether it was changed since."""
+
+    name: str
+    namespace: str
+    value_seconds: float
+    configured_seconds: float
+    changed: bool
+
+
 class CatalogStatus(Lenient):
     """The catalog writer's health."""
 
@@ -213,3 +223,6 @@ class DaemonStatus(Lenient):
     catalog: CatalogStatus
     loops: list[LoopStatus]
     settings: dict[str, Any]
+    setting_sources: dict[str, str] = {}
+    ttls: list[TtlStatus] = []
+    ttls_version: str = ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from appliance.catalog.account_memory import AccountMemory
 from appliance.clock import LeaseClock
 from appliance.engines import Engine, EngineTable
 from appliance.errors import NotAttached, NotRegistered, WrongRole
@@ -98,6 +99,9 @@ class Core:
     located: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)
     ask_check: Callable[[int], CheckResult] | None = None
+    accounts: AccountMemory = field(default_factory=AccountMemory)
+    admin_secret: str = ""
+    """What admin sessions show at hello; empty refuses all of them."""
 
     def move_to(self, phase: Phase) -> None:
         """Change the phase."""

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import zmq
 
+from appliance.catalog.account_memory import AccountMemory
 from appliance.catalog.database import open_for_daemon
 from appliance.catalog.events import RestartRecorded
 from appliance.catalog.health import CatalogState
@@ -35,11 +36,13 @@ from appliance.protocol.client import endpoint_of
 from appliance.protocol.liveness import forget, is_alive
 from appliance.protocol.status import CatalogStatus, Gate
 from appliance.protocol.wire import ID_BYTES
+from appliance.run_dir import secret_path, write_secret
 from appliance.server import membership
 from appliance.server.background import BackgroundLoop, Mailbox
 from appliance.server.bulk import BulkServer, bind_bulk
 from appliance.server.core import Core, Phase, build_core
 from appliance.server.dispatch import Dispatcher, Waiting
+from appliance.server.first_start import ensure_admin, show_first_password
 from appliance.server.loop import Loop, bind_control
 from appliance.server.population import Populator
 from appliance.server.room import check_room
@@ -75,7 +78,10 @@ class Daemon:
         os.umask(0o077)  # arena, catalog and sockets are this user's alone
         router, port = self._bind()
         bulk_router, bulk_port = self._bind_bulk()
-        control = _open_catalog(self._settings)
+        self._first_password = _open_catalog(self._settings)
+        control = load_control_state(self._settings.catalog)
+        self._secret_path = secret_path(self._settings.run_dir, port)
+        admin_secret = write_secret(self._secret_path)
         shape = SegmentLayout(
             self._settings.l1_bytes // self._settings.extent_bytes, self._settings.extent_bytes
         )
@@ -86,7 +92,7 @@ class Daemon:
             extent_bytes=self._settings.extent_bytes,
             boot=self._boot,
         )
-        self._assemble(opened, control, router)
+        self._assemble(opened, control, router, admin_secret)
         self._add_bulk(bulk_router, bulk_port)
         self._serve(opened, port)
         return 0
@@ -117,12 +123,16 @@ class Daemon:
             ) from error
         return router, _port_of(router)
 
-    def _assemble(self, opened: Opened, control: ControlState, router: zmq.Socket[bytes]) -> None:
+    def _assemble(
+        self, opened: Opened, control: ControlState, router: zmq.Socket[bytes], admin_secret: str
+    ) -> None:
         settings = self._settings
         ttls = _ttls(settings, control)
         opened.arena.clear_epoch_floor = control.highest_epoch
         self._catalog = CatalogWriter(settings.catalog, on_durable=self._on_durable)
         self._core = build_core(settings, self._boot, opened.arena, self._catalog.submit, ttls)
+        self._core.accounts = AccountMemory(control.users, control.tokens, control.logins)
+        self._core.admin_secret = admin_secret
         checks = CheckRunner(self._core, self._mailbox.post, settings.catalog, self._catalog_queue)
         self._core.ask_check = checks.ask
         self._dispatcher = Dispatcher(self._core, self._health, self._require_catalog)
@@ -179,6 +189,8 @@ class Daemon:
         for loop in self._loops:
             loop.start()
         web = None if settings.no_web else WebChild(settings, port)
+        if self._first_password is not None:
+            show_first_password(self._first_password, settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop_requested.set())
         while not self._stop_requested.wait(1.0):
@@ -208,6 +220,7 @@ class Daemon:
         self._context.term()
         if bulk_ended:
             self._bulk_context.term()
+        self._secret_path.unlink(missing_ok=True)
         self._core.arena.close(clean=drained.is_set() and not thread.is_alive() and bulk_ended)
         _log.info("stopped", drained=drained.is_set(), history_flushed=flushed)
 
@@ -349,8 +362,8 @@ def _check_http(settings: Settings) -> None:
             ) from error
 
 
-def _open_catalog(settings: Settings) -> ControlState:
-    """Open, migrate and read the catalog before the arena is touched.
+def _open_catalog(settings: Settings) -> str | None:
+    """Open and migrate the catalog before the arena is touched; the first admin's password where one was made up.
 
     Raises:
         CatalogUnreadable: with the remedy.
@@ -359,7 +372,7 @@ def _open_catalog(settings: Settings) -> ControlState:
         open_for_daemon(settings.catalog).dispose()
     except CatalogUnavailable as error:
         raise CatalogUnreadable(error.message, remedy=error.remedy, **error.details) from error
-    return load_control_state(settings.catalog)
+    return ensure_admin(settings)
 
 
 def _ttls(settings: Settings, control: ControlState) -> Ttls:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 
 import structlog
 
 from appliance import __version__
 from appliance.engines import Engine, EngineState
-from appliance.errors import AttachmentNotProven, InvalidField, UnsupportedVersion, WrongRole
+from appliance.errors import (
+    AttachmentNotProven,
+    InvalidField,
+    NotAuthenticated,
+    UnsupportedVersion,
+    WrongRole,
+)
 from appliance.protocol import PROTOCOL_VERSION
 from appliance.protocol.base import Role, Transport
 from appliance.protocol.bulk import BULK_CREDITS, BULK_FRAME_BYTES
@@ -44,7 +51,9 @@ def hello(core: Core, session_id: bytes, args: Hello) -> Answer:
         raise InvalidField(
             "The field 'session' is empty; hello brings the client's own random 16 bytes.", field="session"
         )
-    if args.role is not Role.ADMIN and not args.engine_id:
+    if args.role is Role.ADMIN:
+        _check_secret(core, args.secret)
+    elif not args.engine_id:
         raise InvalidField(
             "The field 'engine_id' is empty; an engine's sessions carry its id.", field="engine_id"
         )
@@ -65,6 +74,16 @@ def hello(core: Core, session_id: bytes, args: Hello) -> Answer:
             bulk_credits=BULK_CREDITS,
         )
     )
+
+
+def _check_secret(core: Core, secret: str) -> None:
+    """An admin has read the daemon's secret file; anybody may send a message to the port."""
+    expected = core.admin_secret.encode()
+    if not expected or not hmac.compare_digest(expected, secret.encode("utf-8", "surrogatepass")):
+        raise NotAuthenticated(
+            "The field 'secret' is not this daemon's admin secret.",
+            remedy="Read it anew from the daemon's run directory; it changes at each start.",
+        )
 
 
 def attach(core: Core, session: Session, args: Attach) -> Answer:

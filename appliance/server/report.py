@@ -23,9 +23,11 @@ from appliance.protocol.status import (
     LoopStatus,
     NamespaceStatus,
     Refusal,
+    TtlStatus,
 )
 from appliance.server.core import Core, Phase
 from appliance.sessions import SessionState
+from appliance.ttl import TTL_NAMES
 
 MAX_LEASES_SHOWN = 200
 
@@ -65,6 +67,9 @@ def status(
         catalog=catalog,
         loops=loops,
         settings=_settings(core),
+        setting_sources=core.settings.sources,
+        ttls=_ttls(core),
+        ttls_version=core.ttls.version,
     )
 
 
@@ -226,6 +231,22 @@ def _lease_ends(core: Core) -> list[LeaseEndStatus]:
             ended_ago_seconds=now - ending.ended_at,
         )
         for ending in reversed(core.leases.recent)
+    ]
+
+
+def _ttls(core: Core) -> list[TtlStatus]:
+    """The global ones, then each override; a namespace without one follows the global value."""
+    ttls = core.ttls
+    scopes = [(name, "") for name in TTL_NAMES] + sorted(ttls.overrides)
+    return [
+        TtlStatus(
+            name=name,
+            namespace=namespace,
+            value_seconds=ttls.get(name, namespace),
+            configured_seconds=ttls.get(name) if namespace else ttls.configured[name],
+            changed=ttls.changed_value(name, namespace) is not None,
+        )
+        for name, namespace in scopes
     ]
 
 

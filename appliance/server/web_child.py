@@ -32,6 +32,9 @@ class WebChild:
             f"--http-host={settings.http_host}",
             f"--http-port={settings.http_port}",
             f"--catalog={settings.catalog}",
+            f"--run-dir={settings.run_dir}",
+            f"--http-names={settings.http_names}",
+            *(["--read-only"] if settings.read_only else []),
             f"--log-format={settings.log_format}",
             f"--parent-pid={os.getpid()}",
         ]

@@ -99,6 +99,7 @@ def running_daemon(l1_bytes: int, extent_kib: int) -> Iterator[tuple[int, Path]]
         "extent-kib": extent_kib,
         "arena-dir": directory / "arena",
         "catalog": directory / "catalog.db",
+        "run-dir": directory / "run",
         "log-format": "json",
         "engine-inflight-share": 1.0,
     }

@@ -82,7 +82,7 @@ def web(peer: Peer) -> Iterator[RunningWeb]:
 
 @pytest.fixture
 def watched(browser: Browser, web: RunningWeb) -> Iterator[Watched]:
-    context = browser.new_context()
+    context = web.access.context(browser)
     opened = Watched.opened(context)
     opened.page.goto(web.url)
     yield opened
@@ -138,9 +138,9 @@ def test_says_that_the_data_path_is_stuck(watched: Watched, peer: Peer) -> None:
 
 
 def test_says_that_its_own_process_is_gone(browser: Browser, peer: Peer) -> None:
-    context = browser.new_context()
     with running_web(settings_for(peer.port)) as web:
         web.wait_for_status()
+        context = web.access.context(browser)
         watched = Watched.opened(context)
         watched.page.goto(web.url)
         expect(watched.page.locator("#lost")).to_be_hidden()
@@ -150,7 +150,7 @@ def test_says_that_its_own_process_is_gone(browser: Browser, peer: Peer) -> None
 
 
 def test_works_without_scripts(browser: Browser, web: RunningWeb, peer: Peer) -> None:
-    context = browser.new_context(java_script_enabled=False)
+    context = web.access.context(browser, java_script_enabled=False)
     page = context.new_page()
     page.goto(web.url)
     expect(page.locator("#engines")).to_contain_text("vllm-a-3f9c1e")
@@ -174,7 +174,7 @@ def test_fits_every_width_and_runs_nothing_foreign(
     peer.status = status
     wanted = DaemonStatus.model_validate(status)
     wait_for(lambda: web.state.poller.snapshot().status == wanted, "the status to look at")
-    context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+    context = web.access.context(browser, color_scheme=scheme)  # type: ignore[arg-type]
     watched = Watched.opened(context)
     watched.page.goto(web.url)
     for width in (320, 390, 768, 1061, 1440):
@@ -187,7 +187,7 @@ def test_fits_every_width_and_runs_nothing_foreign(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(browser: Browser, web: RunningWeb, scheme: str) -> None:
-    context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+    context = web.access.context(browser, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(web.url)
     page.wait_for_load_state("networkidle")

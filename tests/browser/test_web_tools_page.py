@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(params=[True, False], ids=["scripts", "no-scripts"])
 def page(browser: Browser, web: RunningWeb, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page that must meet no error and leave the server for nowhere."""
-    context = browser.new_context(base_url=web.url, java_script_enabled=request.param)
+    context = web.access.context(browser, base_url=web.url, java_script_enabled=request.param)
     opened = context.new_page()
     errors: list[str] = []
     opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -86,7 +86,7 @@ def test_the_doctor_looks_again(page: Page):
 @pytest.mark.parametrize("path", ["/plan", "/doctor"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_is_wider_than_the_window(browser: Browser, web: RunningWeb, path: str, width: int):
-    context = browser.new_context(base_url=web.url, viewport={"width": width, "height": 800})
+    context = web.access.context(browser, base_url=web.url, viewport={"width": width, "height": 800})
     opened = context.new_page()
     opened.goto(path)
     if path == "/plan":

@@ -53,10 +53,11 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def get_json(url: str) -> tuple[int, Any]:
-    """Status code and decoded body of a GET; (0, None) while nothing answers."""
+def get_json(url: str, token: str = "") -> tuple[int, Any]:
+    """Status code and decoded body of a GET, with an API token where one is given; (0, None) while nothing answers."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as reply:
             return reply.status, json.loads(reply.read() or b"null")
     except urllib.error.HTTPError as error:
         body = error.read()
@@ -144,6 +145,8 @@ class Daemon(LoggedProcess):
         self.http_port = free_port()
         self.arena = Path(tempfile.mkdtemp(prefix="pagewarden-e2e-", dir="/dev/shm"))
         self._catalog = directory / "catalog.sqlite"
+        self._run_dir = directory / "run"
+        self._token = ""
         self._chunk_tokens = chunk_tokens
         self._arguments = tuple(arguments)
 
@@ -158,7 +161,7 @@ class Daemon(LoggedProcess):
         self.spawn([
             PAGEWARDEN, "server", "--host", "127.0.0.1", "--port", str(self.port),
             "--http-host", "127.0.0.1", "--http-port", str(self.http_port),
-            "--arena-dir", self.arena, "--catalog", self._catalog,
+            "--arena-dir", self.arena, "--catalog", self._catalog, "--run-dir", self._run_dir,
             "--l1-size-gb", "0.25", "--chunk-size", str(self._chunk_tokens), *self._arguments,
         ])
         # fmt: on
@@ -167,6 +170,13 @@ class Daemon(LoggedProcess):
             assert self.running, "the daemon ended"
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
+
+    def _new_token(self) -> str:
+        """An API token; it outlives restarts of the daemon, as the catalog does."""
+        flags = ["--port", str(self.port), "--run-dir", self._run_dir, "--json"]
+        command = [PAGEWARDEN, "token", "add", "e2e", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return str(json.loads(done.stdout)["token"])
 
     def _ready_or_ended(self) -> bool:
         return not self.running or get_json(f"{self.url}/readyz")[0] == 200
@@ -178,7 +188,9 @@ class Daemon(LoggedProcess):
 
     def status(self) -> dict[str, Any]:
         """The body of `/api/v1/status`."""
-        code, body = get_json(f"{self.url}/api/v1/status")
+        if not self._token:
+            self._token = self._new_token()
+        code, body = get_json(f"{self.url}/api/v1/status", self._token)
         assert code == 200, f"/api/v1/status answered {code}: {body}\n{self.tail()}"
         return dict(body)
 

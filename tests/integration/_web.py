@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
 
 from tests.integration._peer import wait_for
+from tests.support.access import Access
 from web.app import create_app
 from web.settings import WebSettings
 from web.state import WebState
@@ -20,11 +23,16 @@ from web.state import WebState
 
 @dataclass(frozen=True)
 class RunningWeb:
-    """``client`` has the server's address as its base; ``state`` is the live application's."""
+    """``client`` has the server's address as its base and an admin's token; ``state`` is the live application's."""
 
     app: FastAPI
     url: str
     client: httpx.Client
+    access: Access
+
+    def anonymous(self) -> httpx.Client:
+        """A client that nobody knows."""
+        return httpx.Client(base_url=self.url, timeout=20.0)
 
     @property
     def state(self) -> WebState:
@@ -45,18 +53,31 @@ def settings_for(daemon_port: int, **changes: object) -> WebSettings:
 
 @contextmanager
 def running_web(settings: WebSettings) -> Iterator[RunningWeb]:
-    app = create_app(settings)
+    """The application; where no catalog is named it gets one with a user, and a token, of each role."""
+    with tempfile.TemporaryDirectory(prefix="pagewarden-web-") as directory:
+        own = Path(directory) / "catalog.db"
+        access = Access.made_in(own)
+        known = settings if settings.catalog is not None else replace(settings, catalog=own)
+        with _serving(create_app(known)) as (app, url):
+            headers = access.headers("admin") if settings.catalog is None else {}
+            with httpx.Client(base_url=url, timeout=20.0, headers=headers) as client:
+                yield RunningWeb(app, url, client, access)
+
+
+@contextmanager
+def _serving(app: FastAPI) -> Iterator[tuple[FastAPI, str]]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(64)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", proxy_headers=False)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         wait_for(lambda: server.started, "the server's start")
-        with httpx.Client(base_url=url, timeout=20.0) as client:
-            yield RunningWeb(app, url, client)
+        yield app, url
     finally:
         server.should_exit = True
         thread.join(timeout=15)

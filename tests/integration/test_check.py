@@ -47,7 +47,7 @@ def checked(daemon: DaemonProcess) -> CheckResult:
 
 def command(daemon: DaemonProcess, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "appliance.cli", "check", "--port", str(daemon.port), *flags],
+        [sys.executable, "-m", "appliance.cli", "check", *daemon.reach(), *flags],
         capture_output=True,
         text=True,
         timeout=60,

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.daemon import DaemonProcess, eventually, free_port
+from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess, eventually, free_port
 from tests.support.engine import Engine, facts
 
 
@@ -36,7 +36,8 @@ class Served:
 def served(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Served]:
     port = free_port()
     daemon = make_daemon(no_web=False, http_port=port, l1_size_gb=1 / 1024)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20.0) as web:
+    headers = daemon.web_headers()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20.0, headers=headers) as web:
         found = Served(daemon, web)
         eventually(found.answers, "an answer of the dashboard", seconds=60)
         yield found
@@ -135,3 +136,15 @@ def test_a_catalog_that_is_locked_delays_no_page(served: Served) -> None:
 def test_the_dashboard_ends_with_a_daemon_that_was_killed(served: Served) -> None:
     served.daemon.kill()
     eventually(lambda: not served.answers(), "the end of the dashboard", seconds=30)
+
+
+def test_headers_of_proxies_are_not_believed(served: Served) -> None:
+    """Anybody on this host could send them: the audit has the address of the connection."""
+    forged = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https", "Forwarded": "for=203.0.113.9"}
+    credentials = {"user": "admin", "password": ADMIN_PASSWORD}
+    answer = served.web.post("/api/v1/login", json=credentials, headers=forged)
+    assert answer.status_code == 200
+    assert answer.json()["origin"] == "127.0.0.1"
+    assert "Secure" not in answer.headers["set-cookie"]
+    page = served.web.get("/api/v1/audit", params={"action": "login.open"}).json()
+    assert [entry["origin"] for entry in page["entries"]] == ["127.0.0.1"]

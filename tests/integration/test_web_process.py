@@ -69,7 +69,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/api/v1/status", timeout=10).status_code == 200
+        return httpx.get(f"{url}/healthz", timeout=10).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from fastapi.openapi.models import OpenAPI
-from fastapi.routing import APIRoute
 
 from appliance.errors import ShuttingDown
 from appliance.protocol.status import DaemonStatus
@@ -25,8 +25,8 @@ from tests.integration._peer import (
     serving,
 )
 from tests.integration._web import RunningWeb, running_web, settings_for
-from web import api, pages
 from web.api import StatusDocument, _prefers_text
+from web.guard import GuardedRoute
 from web.problems import PROBLEM_MEDIA_TYPE
 from web.security import SECURITY_HEADERS
 
@@ -40,6 +40,11 @@ GET_ROUTES = (
     "/readyz",
     "/metrics",
 )
+
+
+def guarded_routes(app: FastAPI) -> list[GuardedRoute]:
+    """Every route but the static files."""
+    return [route for route in app.routes if isinstance(route, GuardedRoute)]
 
 
 @pytest.fixture
@@ -91,7 +96,8 @@ def test_every_section_shows_the_command_that_gives_its_data(full: RunningWeb) -
     assert len(sections) >= 7
     commands = re.findall(r'<details class="curl" id="([a-z0-9-]+)-curl">', html)
     assert commands == sections
-    assert f"curl -s {full.url}/api/v1/status | jq .engines" in html
+    bearer = '-H "Authorization: Bearer $PAGEWARDEN_TOKEN"'
+    assert f"curl -s {bearer} {full.url}/api/v1/status | jq .engines" in unescape(html)
 
 
 def test_empty_page_says_what_to_do_next() -> None:
@@ -171,9 +177,12 @@ def test_page_works_without_scripts(full: RunningWeb) -> None:
 
 @pytest.mark.parametrize("host", ["a;id", "$(id)", "a&id", "a;rm -rf ~", "a|id"])
 def test_host_header_that_a_shell_would_run_stays_out_of_the_commands(full: RunningWeb, host: str) -> None:
-    html = unescape(full.client.get("/", headers={"Host": host}).text)
-    assert host not in html
-    assert re.search(r"curl -s http://127\.0\.0\.1:\d+/api/v1/status \|", html)
+    answer = full.client.get("/", headers={"Host": host})
+    assert (answer.status_code, answer.json()["code"]) == (421, "host_refused")
+    assert host not in unescape(answer.text)
+    page = full.client.get("/", headers={"Host": host, "Accept": "text/html"})
+    assert page.status_code == 421
+    assert host not in unescape(page.text)
 
 
 # --- the API ---
@@ -215,14 +224,15 @@ def test_status_that_cannot_be_read_is_said_on_the_page() -> None:
 def test_openapi_is_valid_and_complete(full: RunningWeb) -> None:
     document = full.client.get("/api/v1/openapi.json").json()
     OpenAPI.model_validate(document)
-    assert set(document["paths"]) == {
-        "/api/v1/status",
-        "/api/v1/plan",
-        "/api/v1/doctor",
-        "/healthz",
-        "/readyz",
-        "/metrics",
+    described = {
+        (route.path_format, method.lower())
+        for route in guarded_routes(full.app)
+        if route.include_in_schema
+        for method in route.methods or ()
     }
+    operations = {(path, method) for path, item in document["paths"].items() for method in item}
+    assert operations == described
+    assert {"/api/v1/status", "/api/v1/audit", "/healthz", "/readyz", "/metrics"} <= set(document["paths"])
     schemas = document["components"]["schemas"]
     for reference in re.findall(
         r'"#/components/schemas/([^"]+)"', full.client.get("/api/v1/openapi.json").text
@@ -232,6 +242,22 @@ def test_openapi_is_valid_and_complete(full: RunningWeb) -> None:
         operation["operationId"] for path in document["paths"].values() for operation in path.values()
     ]
     assert len(set(identifiers)) == len(identifiers)
+
+
+def test_every_body_and_every_answer_of_the_api_has_an_example(full: RunningWeb) -> None:
+    document = full.client.get("/api/v1/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    old = {"StatusDocument", "HealthDocument", "ReadyDocument"}
+    wanted: set[str] = set()
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            parts = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for part in parts:
+                schema = part.get("content", {}).get("application/json", {}).get("schema", {})
+                if "$ref" in schema and path.startswith("/api/v1/"):
+                    wanted.add(schema["$ref"].rsplit("/", 1)[1])
+    assert len(wanted) > 10
+    assert not [name for name in sorted(wanted - old) if not schemas[name].get("examples")]
 
 
 def test_health_is_a_ping_of_the_loop(full: RunningWeb) -> None:
@@ -352,21 +378,27 @@ def test_head_answers_like_get_without_a_body(full: RunningWeb, path: str) -> No
 # --- documentation ---
 
 
-def test_every_route_is_documented_with_a_command() -> None:
-    routes = [
-        route
-        for router in (api.router, pages.router)
-        for route in router.routes
-        if isinstance(route, APIRoute)
-    ]
-    paths = {route.path for route in routes} | {"/api/v1/openapi.json"}
-    assert paths == set(GET_ROUTES)
+def test_every_route_is_documented_with_a_command(full: RunningWeb) -> None:
     text = (DOCS / "rest.md").read_text("utf-8")
-    for path in paths:
-        heading = f"## `GET {path}`\n"
-        assert heading in text, f"docs/rest.md lacks {path}"
-        section = text.split(heading, 1)[1].split("\n## ", 1)[0]
-        assert re.search(rf"curl -s (-H '[^']+' )?http://127\.0\.0\.1:6580{re.escape(path)}\s", section)
+    for route in guarded_routes(full.app):
+        for method in route.methods or ():
+            heading = f"## `{method} {route.path_format}`\n"
+            if not route.path.startswith("/api/") and method == "POST":
+                continue  # forms of pages: each has its twin in the API
+            assert heading in text, f"docs/rest.md lacks {method} {route.path_format}"
+            section = text.split(heading, 1)[1].split("\n## ", 1)[0]
+            path = re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(route.path_format))
+            assert re.search(rf"curl -s [^\n]*http://127\.0\.0\.1:6580{path}[?'\s]", section), heading
+
+
+def test_every_permission_of_a_route_is_documented(full: RunningWeb) -> None:
+    text = (DOCS / "rest.md").read_text("utf-8")
+    for route in guarded_routes(full.app):
+        if route.rule.permission is None or not route.path.startswith("/api/"):
+            continue
+        for method in route.methods or ():
+            section = text.split(f"## `{method} {route.path_format}`\n", 1)[1].split("\n## ", 1)[0]
+            assert f"`{route.rule.permission}`" in section, f"{method} {route.path_format}"
 
 
 def test_every_field_of_the_status_is_documented() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.integration._peer import Peer, empty_status, full_status, serving, wait_for
 from tests.integration._web import running_web, settings_for
+from tests.support.access import Access
 
 
 def unused_port() -> int:
@@ -117,12 +118,20 @@ def test_nobody_looking_means_fewer_polls() -> None:
 
 
 def test_health_does_not_touch_the_catalog(tmp_path: Path) -> None:
-    fifo = tmp_path / "catalog.db"
-    fifo.write_bytes(b"this is no database")
-    with serving(empty_status()) as peer, running_web(settings_for(peer.port, catalog=fifo)) as web:
+    catalog = tmp_path / "catalog.db"
+    headers = Access.made_in(catalog).headers("viewer")
+    with serving(empty_status()) as peer, running_web(settings_for(peer.port, catalog=catalog)) as web:
         web.wait_for_status()
+        assert web.client.get("/", headers=headers).status_code == 200
+        for path in tmp_path.iterdir():
+            path.unlink()
+        catalog.write_bytes(b"this is no database")
         assert web.client.get("/healthz").status_code == 200
-        wait_for(lambda: web.state.history.history().errors > 0, "a failed read of the catalog")
-        html = web.client.get("/").text
+
+        def failed() -> bool:
+            return "cannot be read" in web.state.history.history().unavailable
+
+        wait_for(failed, "a failed read of the catalog")
+        html = web.client.get("/", headers=headers).text
         assert web.client.get("/healthz").status_code == 200
     assert "The history on disk is not shown: The catalog cannot be read." in html

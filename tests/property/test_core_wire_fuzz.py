@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from appliance.errors import PagewardenError, RegistrationError, all_errors
 from appliance.hashing import join_keys
 from appliance.protocol import MAX_CONTROL_BYTES
+from appliance.protocol.accounts import ACCOUNT_REQUESTS
 from appliance.protocol.base import Role
 from appliance.protocol.messages import REQUESTS
 from appliance.protocol.wire import unpack_reply
@@ -31,6 +33,7 @@ from tests.support.core_wire import (
 )
 
 ATTACH, OTHER_ATTACH = 41, 42
+ASKED = {"requested_by": "t", "requested_from": "h"}
 KEYS = chain(1, 2, 3)
 BOUNDED = settings(
     max_examples=150,
@@ -46,6 +49,8 @@ class Target:
         self.daemon = Daemon(directory)
         self.scheduler, self.worker = self.daemon.engine(ATTACH)
         self.admin = Peer(self.daemon, Role.ADMIN, "")
+        user = {"name": "fuzz", "role": "viewer", "password_hash": "$argon2id$x", "create": True}
+        self.admin.ask("set_user", user)
         store(self.worker, KEYS)
         self.lease = self.scheduler.ask("lookup", lookup_args(KEYS))["lease"]
         [self.reservation] = self.worker.ask("reserve", reserve_args(chain(7), groups=(0,)))["reservations"]
@@ -190,7 +195,44 @@ def valid_args(target: Target) -> dict[str, dict[str, Any]]:
         "status": {},
         "ping": {},
         "clear": {"namespace": target.namespace, "requested_by": "t"},
-        "set_ttl": {"name": "write_ttl_seconds", "value_seconds": 600.0, "namespace": ""},
+        "set_ttl": {
+            "name": "write_ttl_seconds",
+            "value_seconds": 600.0,
+            "namespace": "",
+            "if_version": "",
+            **ASKED,
+        },
+        "set_user": {
+            "name": "fuzz",
+            "role": "viewer",
+            "password_hash": "$argon2id$x",
+            "create": False,
+            **ASKED,
+        },
+        "remove_user": {"name": "nobody", **ASKED},
+        "add_token": {
+            "token_id": os.urandom(6).hex(),
+            "name": "ci",
+            "owner": "fuzz",
+            "role": "viewer",
+            "scopes": ["status:read"],
+            "secret_hash": "0" * 64,
+            "lifetime_seconds": 60.0,
+            **ASKED,
+        },
+        "revoke_token": {"token_id": "0" * 12, **ASKED},
+        "open_login": {
+            "login_id": os.urandom(6).hex(),
+            "user": "fuzz",
+            "secret_hash": "0" * 64,
+            "lifetime_seconds": 60.0,
+            "agent": "browser",
+            **ASKED,
+        },
+        "end_login": {"login_id": "0" * 12, **ASKED},
+        "note_access": {"tokens": ["0" * 12], "logins": ["0" * 12]},
+        "note_audit": {"action": "login.fail", "subject": "fuzz", **ASKED},
+        "accounts": {},
     }
 
 
@@ -207,6 +249,7 @@ ROLES = {
     "heartbeat": Role.SCHEDULER,
     "clear": Role.ADMIN,
     "set_ttl": Role.ADMIN,
+    **dict.fromkeys(ACCOUNT_REQUESTS, Role.ADMIN),
 }
 HARMLESS = sorted({"hello", "ping", "status", *ROLES} - {"clear", "attach"})
 

@@ -21,6 +21,7 @@ from appliance.settings import load_settings
 from appliance.ttl import Ttls
 from tests.support.core_store import CHUNK, EXTENT, ROOT, scratch_directory
 
+ADMIN_SECRET = "the daemon's secret"
 LAYER = {
     "backend": "FLASH",
     "kernel_block_tokens": CHUNK,
@@ -81,6 +82,8 @@ class Peer:
 
     def __post_init__(self) -> None:
         said = {"role": self.role.value, "protocol": 1, "client": "test", "engine_id": self.engine_id}
+        if self.role is Role.ADMIN:
+            said["secret"] = ADMIN_SECRET
         self.ask("hello", said)
 
     def body(self, op: str, args: dict[str, Any], request_id: int | None = None) -> bytes:
@@ -121,6 +124,7 @@ class Daemon:
         space.add_populated(space.segment.shape.extent_count, self.opened.held_extents[0])
         self.events: list[Any] = []
         self.core: Core = build_core(self.settings, boot, self.opened.arena, self._submit, Ttls())
+        self.core.admin_secret = ADMIN_SECRET
         self.core.move_to(Phase.POPULATING)
         self.core.move_to(Phase.READY)
         self.catalog_error: PagewardenError | None = None
@@ -188,6 +192,7 @@ class Daemon:
                 dict(core.ttls.overrides),
             ),
             "epoch": core.arena.global_clear_epoch,
+            "accounts": (dict(core.accounts.users), dict(core.accounts.tokens), dict(core.accounts.logins)),
         }
 
 

@@ -13,12 +13,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from appliance.credentials import issue_token
 from appliance.errors import DaemonUnreachable
+from appliance.protocol.accounts import TokenInfo
 from appliance.protocol.client import RequestClient, endpoint_of
 from appliance.protocol.status import DaemonStatus
+from appliance.run_dir import read_secret, secret_path
 
 START_SECONDS = 30.0
 SHM = Path("/dev/shm")
+ADMIN_PASSWORD = "the tests' first admin"
 
 
 def free_port() -> int:
@@ -48,6 +52,7 @@ class DaemonProcess:
             "no_web": True,
             "engine_inflight_share": 1.0,
             "log_format": "json",
+            "run_dir": directory / "run",
             **settings,
         }
         self.log = directory / "daemon.log"
@@ -68,7 +73,10 @@ class DaemonProcess:
         """Start it; with `ready`, wait until it serves."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "server", *self.arguments()], stdout=log, stderr=log
+                [sys.executable, "-m", "appliance.cli", "server", *self.arguments()],
+                stdout=log,
+                stderr=log,
+                env={"PAGEWARDEN_ADMIN_PASSWORD": ADMIN_PASSWORD, **os.environ},
             )
         if ready:
             self.wait_ready()
@@ -92,8 +100,39 @@ class DaemonProcess:
     def client(self, timeout_seconds: float = 2.0) -> RequestClient:
         """A plain admin client."""
         return RequestClient(
-            endpoint_of("127.0.0.1", self.port), client_name="tests", timeout_seconds=timeout_seconds
+            endpoint_of("127.0.0.1", self.port),
+            client_name="tests",
+            timeout_seconds=timeout_seconds,
+            admin_secret=lambda: read_secret(self.secret_path),
         )
+
+    @property
+    def secret_path(self) -> Path:
+        """The file of its admin secret."""
+        return secret_path(self.directory / "run", self.port)
+
+    def reach(self) -> list[str]:
+        """The flags with which a command finds it and is let in."""
+        return [f"--port={self.port}", f"--run-dir={self.directory / 'run'}"]
+
+    def api_token(self, role: str = "admin", *scopes: str) -> str:
+        """A new API token of the first admin."""
+        issued = issue_token()
+        values = {
+            "token_id": issued.public_id,
+            "name": f"tests-{role}",
+            "owner": "admin",
+            "role": role,
+            "scopes": list(scopes),
+            "secret_hash": issued.secret_hash,
+        }
+        with self.client(10.0) as client:
+            client.call("add_token", values, TokenInfo)
+        return issued.text
+
+    def web_headers(self, role: str = "admin") -> dict[str, str]:
+        """What a client of the dashboard sends to be let in."""
+        return {"Authorization": f"Bearer {self.api_token(role)}"}
 
     def status(self) -> DaemonStatus:
         """The status document of this moment."""

@@ -29,7 +29,13 @@ def _good_value(column):
         return bytes(32)
     if column.name == "checksum":
         return bytes(8)
-    words = {"state": "committed", "kind": "attention", "scope": "namespace", "mode": "cold"}
+    words = {
+        "state": "committed",
+        "kind": "attention",
+        "scope": "namespace",
+        "mode": "cold",
+        "role": "viewer",
+    }
     return words.get(column.name, {"TEXT": "x", "INTEGER": 1, "REAL": 1.5, "BLOB": b"x"}[kind])
 
 

@@ -258,5 +258,5 @@ def test_a_value_that_is_no_json_is_unavailable(path, put, reader):
 
 
 def test_the_reader_cannot_write(reader):
-    with pytest.raises(CatalogUnavailable, match="cannot be written"), reader._reading() as connection:
+    with pytest.raises(CatalogUnavailable, match="cannot be written"), reader.reading() as connection:
         connection.exec_driver_sql("DELETE FROM settings")

@@ -396,7 +396,8 @@ def test_durable_changes_wait_for_the_catalog(daemon):
     assert type(refused.error) is CatalogUnavailable
     assert daemon.core.ttls.read_lease_ttl_seconds == 300.0
     answer = daemon.reply(body)
-    assert answer.result == {"before_seconds": 300.0, "after_seconds": 5.0}
+    version = daemon.core.ttls.version
+    assert answer.result == {"before_seconds": 300.0, "after_seconds": 5.0, "version": version}
     assert daemon.reply(body) == answer
     daemon.catalog_error = CatalogUnavailable("down")
     with pytest.raises(CatalogUnavailable):

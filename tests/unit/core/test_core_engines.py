@@ -327,9 +327,29 @@ def test_a_change_of_ttl_and_its_overrides():
     assert (ttls.get("write_ttl_seconds"), ttls.get("write_ttl_seconds", "ab")) == (5.0, 7.0)
     assert ttls.get("write_ttl_seconds", "cd") == 5.0
     assert ttls.get("read_lease_ttl_seconds", "ab") == 300.0
-    ttls.drop_override("write_ttl_seconds", "ab")
-    ttls.drop_override("write_ttl_seconds", "ab")
+    assert ttls.set("write_ttl_seconds", None, "ab") == 7.0
+    assert ttls.set("write_ttl_seconds", None, "ab") == 5.0
     assert ttls.get("write_ttl_seconds", "ab") == 5.0
+    assert ttls.set("write_ttl_seconds", None) == 5.0
+    assert ttls.get("write_ttl_seconds", "ab") == 600.0
+    assert ttls.changed_value("write_ttl_seconds") is None
+
+
+def test_the_version_of_ttls_changes_with_every_value_and_comes_back_with_it():
+    ttls = Ttls()
+    first = ttls.version
+    versions = {first}
+    for value, namespace in ((5.0, ""), (5.0, "ab"), (6.0, "ab"), (600.0, "")):
+        ttls.set("write_ttl_seconds", value, namespace)
+        versions.add(ttls.version)
+    assert len(versions) == 5, "a value that is set to the configured one is still a change"
+    ttls.set("write_ttl_seconds", None, "ab")
+    ttls.set("write_ttl_seconds", None)
+    assert ttls.version == first
+
+
+def test_a_ttl_that_nobody_knows_cannot_be_set():
+    ttls = Ttls()
     with pytest.raises(AssertionError):
         ttls.set("no_such_ttl", 1.0)
 

@@ -18,6 +18,7 @@ from appliance.protocol import (
     DEFAULT_PORT,
     MAX_CONTROL_BYTES,
     PROTOCOL_VERSION,
+    accounts,
     arena_layout,
     bulk,
     messages,
@@ -50,6 +51,15 @@ RESULTS: dict[str, type[BaseModel]] = {
     "clear": messages.ClearResult,
     "set_ttl": messages.SetTtlResult,
     "check": messages.CheckResult,
+    "set_user": accounts.UserInfo,
+    "remove_user": accounts.Removed,
+    "add_token": accounts.TokenInfo,
+    "revoke_token": accounts.Removed,
+    "open_login": accounts.LoginInfo,
+    "end_login": accounts.Removed,
+    "note_access": messages.Done,
+    "note_audit": messages.Done,
+    "accounts": accounts.Accounts,
 }
 """What each operation answers; empty results and the status document have no table of their own."""
 
@@ -62,6 +72,9 @@ MAPS: list[type[BaseModel]] = [
     messages.Difference,
     messages.FailedLoad,
     messages.CheckFinding,
+    accounts.UserInfo,
+    accounts.TokenInfo,
+    accounts.LoginInfo,
 ]
 STATUS_MAPS = [
     model
