@@ -7,10 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from appliance.errors import ModelConfigUnreadable, PagewardenError
 from appliance.planning import Plan, PlanRequest, make_plan
+from appliance.planning.plan import EXAMPLE_CONFIG
 from appliance.planning.request import Platform, Regime
 from appliance.planning.rules import BACKENDS
 from appliance.planning.source import parse_config
@@ -80,6 +81,8 @@ _NAMES = [field.name for _, fields in FIELDS for field in fields]
 
 class PlanBody(PlanRequest):
     """The configuration of a model, as its config.json has it, and the options of ``pagewarden plan``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"config": EXAMPLE_CONFIG, "tp": 2}]})
 
     config: dict[str, Any] = Field(description="The parsed config.json of the model.")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Severity(StrEnum):
@@ -86,8 +87,29 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
+_EXAMPLE: dict[str, Any] = {
+    "worst": "warning",
+    "running": True,
+    "endpoint": "127.0.0.1:6555",
+    "host": "gpu-1",
+    "engine_side": False,
+    "findings": [
+        {
+            "area": "mount",
+            "code": "arena_swappable",
+            "severity": "warning",
+            "message": "Swap is on and the arena's mount may be swapped: a hit could wait for a disk.",
+            "evidence": "/srv/arena is on /srv/arena, tmpfs (rw,size=64g)",
+            "remedy": "Mount it with noswap, or turn swap off with swapoff -a.",
+        }
+    ],
+}
+
+
 class Report(BaseModel):
     """All findings, the worst first. ``running`` says whether a daemon answered at ``endpoint``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     worst: Severity
     running: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from appliance.geometry import GroupKind, negotiate_chunk_tokens
 from appliance.planning import rules
@@ -21,6 +21,21 @@ AUTHORITY = (
     "again after a change of parallel sizes, types, backend or vLLM version. The daemon warns when an engine registers "
     "with another N than planned."
 )
+
+
+EXAMPLE_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""What a configuration needs at least, for the examples of the API."""
+
+
+def _with_example(schema: dict[str, Any]) -> None:
+    schema["examples"] = [make_plan(EXAMPLE_CONFIG, PlanRequest(tp=2, model="org/model")).model_dump()]
 
 
 class PlannedGroup(BaseModel):
@@ -75,6 +90,8 @@ class PlannedCommands(BaseModel):
 
 class Plan(BaseModel):
     """A plan. ``block_size`` is N in tokens of one rank; ``max_num_batched_tokens`` is that of the regime asked for."""
+
+    model_config = ConfigDict(json_schema_extra=_with_example)
 
     model: str
     model_type: str
