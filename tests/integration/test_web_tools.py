@@ -237,3 +237,13 @@ def test_every_route_is_documented_with_a_command():
     for heading in ("`GET /plan`", "`POST /api/v1/plan`", "`GET /doctor`", "`GET /api/v1/doctor`"):
         section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
         assert "curl" in section
+
+
+def test_the_examples_of_the_api_are_what_it_takes_and_gives(web: RunningWeb):
+    schemas = web.client.get("/api/v1/openapi.json").json()["components"]["schemas"]
+    [body] = schemas["PlanBody"]["examples"]
+    assert web.client.post("/api/v1/plan", json=body).status_code == 200
+    [plan] = schemas["Plan"]["examples"]
+    assert Plan.model_validate(plan).block_size == 16
+    [report] = schemas["Report"]["examples"]
+    assert Report.model_validate(report).worst is Severity.WARNING
