@@ -14,8 +14,10 @@ from appliance.asking import PORT as _PORT
 from appliance.asking import RUN_DIR as _RUN_DIR
 from appliance.asking import admin_client, ask, requester
 from appliance.check.asking import check_text, run_check
+from appliance.doctor.command import doctor
 from appliance.errors import PagewardenError, StartupError
 from appliance.logs import configure_logging
+from appliance.planning.command import plan
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from appliance.protocol.messages import Clear, ClearResult, SetTtlResult
 from appliance.protocol.status import DaemonStatus
@@ -77,6 +79,7 @@ def server(
     admin_password_file: Annotated[Path | None, typer.Option(help=_help("admin_password_file"))] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help=_help("insecure"))] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=_help("drain_seconds"))] = None,
+    planned_block_size: Annotated[str | None, typer.Option(help=_help("planned_block_size"))] = None,
     log_format: Annotated[str | None, typer.Option(help=_help("log_format"))] = None,
 ) -> None:
     """Run the daemon, and the dashboard beside it."""
@@ -192,6 +195,10 @@ def check(
             raise typer.Exit(1) from None
     typer.echo(result.model_dump_json(indent=2) if json else check_text(result))
     raise typer.Exit(0 if result.clean else 1)
+
+
+app.command()(plan)
+app.command()(doctor)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from appliance.errors import NamespaceMismatch, PagewardenError, RanksDisagree
 from appliance.fingerprint import Fingerprint, assemble, differences, merge_layers
 from appliance.geometry import GroupKind, ObjectGroup, check_groups, negotiate_chunk_tokens
 from appliance.l1.index import NamespaceIndex
+from appliance.planning.expected import PlannedBlocks, deviation, registered_block_tokens
 from appliance.protocol.messages import Attach, Difference, OtherNamespace, Register, WorkerGroup
 
 MAX_DIFFERENCES_SHOWN = 32
@@ -61,6 +62,8 @@ class Engine:
     index: NamespaceIndex | None = None
     error: PagewardenError | None = None
     notices: list[str] = field(default_factory=list)
+    planned_block_tokens: int = 0
+    deviation: str = ""
     counts: Counts = field(default_factory=Counts)
     first_seen_unix: float = 0.0
 
@@ -82,6 +85,7 @@ class EngineTable:
 
     minimum_chunk_tokens: int
     make_index: Callable[[Fingerprint, list[ObjectGroup], int], NamespaceIndex]
+    planned: PlannedBlocks = field(default_factory=PlannedBlocks)
     engines: dict[str, Engine] = field(default_factory=dict)
     fingerprints: dict[str, Fingerprint] = field(default_factory=dict)
     _difference_cache: dict[tuple[str, str], list[Difference]] = field(default_factory=dict)
@@ -134,6 +138,7 @@ class EngineTable:
         engine.index = None
         engine.error = None
         engine.notices = []
+        engine.deviation = ""
 
     def settle(self, engine: Engine) -> None:
         """Give the engine its namespace if the scheduler and all ranks are there and agree."""
@@ -153,7 +158,12 @@ class EngineTable:
         self.fingerprints[fingerprint.namespace] = fingerprint
         engine.fingerprint = fingerprint
         engine.index = self.make_index(fingerprint, groups, chunk_tokens)
-        engine.notices = notices(registration, groups, chunk_tokens)
+        engine.planned_block_tokens = self.planned.for_model(fingerprint.model)
+        engine.deviation = deviation(engine.planned_block_tokens, registered_block_tokens(groups))
+        engine.notices = [
+            *([engine.deviation] if engine.deviation else []),
+            *notices(registration, groups, chunk_tokens),
+        ]
         engine.state, engine.reason = EngineState.READY, "serving"
 
     def _agree(self, registration: Register, engine: Engine) -> tuple[Fingerprint, list[ObjectGroup], int]:

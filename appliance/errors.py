@@ -235,6 +235,34 @@ class UnsupportedGeometry(RegistrationError):
     http_status = 422
 
 
+# --- planning ----------------------------------------------------------------------------------------------------
+
+
+class PlanningError(PagewardenError):
+    """A deployment cannot be planned from what was given."""
+
+    code = "planning"
+    http_status = 422
+
+
+class ModelConfigUnreadable(PlanningError):
+    """No configuration of a model can be read where it was said to be."""
+
+    code = "model_config_unreadable"
+
+
+class UnsupportedModel(PlanningError):
+    """A field of the model's configuration is missing, wrong, or of a family whose cache is not known."""
+
+    code = "unsupported_model"
+
+
+class PlanRefused(PlanningError):
+    """An option of the plan has a value that cannot be used with this model."""
+
+    code = "plan_refused"
+
+
 # --- leases and reservations ------------------------------------------------------------------------------------
 
 

@@ -5,12 +5,13 @@ Heads, widths and layer counts are those of the published model configurations; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.errors import UnsupportedGeometry
 from appliance.geometry import GroupKind, ObjectGroup
+from appliance.planning import groups as planned_groups
+from appliance.planning import rules
 
 ITEM_BYTES = 2
 """bfloat16: keys, values, latents and convolution states."""
@@ -21,8 +22,6 @@ STATE_ITEM_BYTES = 4
 PAGE_ALIGNMENT_BYTES = 64
 MLA_ALIGNMENT_TOKENS = 128
 ALIGNMENT_TOKENS = 16
-EVEN_GROUPS_FACTOR = 1.5
-"""vLLM pads all groups to the largest where it has fewer than this many times the layers of the smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +147,14 @@ def block_tokens_of(model: Model, tensor: int, alignment_tokens: int = 0) -> int
 
     ``alignment_tokens`` of 0 is that of vLLM 0.32.
     """
-    align = alignment_tokens or model.alignment_tokens
-    if model.recurrent is None:
-        return align
-    state = model.recurrent.state_bytes(tensor)
-    return align * math.ceil(state / (align * model.attention.token_bytes(tensor)))
+    alignment = rules.Alignment(alignment_tokens or model.alignment_tokens, 1, "as asked")
+    state = 0 if model.recurrent is None else model.recurrent.state_bytes(tensor)
+    return rules.block_tokens(state, model.attention.token_bytes(tensor), alignment)
 
 
 def split_layers(attention: Sequence[str], recurrent: Sequence[str]) -> list[tuple[str, ...]]:
     """Layers in groups of one size, recurrent ones first: their layer comes first in a hybrid."""
-    buckets = [bucket for bucket in (recurrent, attention) if bucket]
-    smallest, largest = (choose(len(bucket) for bucket in buckets) for choose in (min, max))
-    size = largest if largest < smallest * EVEN_GROUPS_FACTOR else smallest
-    groups = []
-    for bucket in buckets:
-        count = math.ceil(len(bucket) / size)
-        groups += [tuple(bucket[first::count]) for first in range(count)]
-    return groups
+    return planned_groups.split_layers([bucket for bucket in (recurrent, attention) if bucket])
 
 
 def geometry_of(name: str, tensor: int, *, scale: int = 1, alignment_tokens: int = 0) -> Geometry:

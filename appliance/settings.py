@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from appliance.errors import InvalidSettings
+from appliance.planning.expected import PlannedBlocks
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from appliance.run_dir import default_run_dir
 
@@ -89,6 +90,11 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         10.0, ge=0, le=3600, description="Longest wait for copies under way at a stop."
     )
+    planned_block_size: str = Field(
+        "",
+        max_length=4096,
+        description="Block size planned (N, or MODEL=N,...); engines with another are named.",
+    )
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for machines.")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -99,6 +105,14 @@ class Settings(BaseSettings):
         if value % 4:
             raise ValueError("must be a multiple of 4, the size of a page of memory in KiB")
         return value
+
+    @field_validator("planned_block_size", mode="before")
+    @classmethod
+    def _planned(cls, value: Any) -> Any:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(text, str):
+            PlannedBlocks.of(text)
+        return text
 
     @field_validator("l1_init_size_gb")
     @classmethod

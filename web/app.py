@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from appliance import __version__
 from appliance.access import Permission
-from web import accounts, api, audit, effective, login, pages, policies, settings_page
+from web import accounts, api, audit, doctoring, effective, login, pages, planning, policies, settings_page
 from web.access_notes import note_access
 from web.assets import STATIC_DIR
 from web.guard import GuardedRoute, requires
@@ -35,6 +35,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     login.pages,
     policies.pages,
     audit.pages,
+    planning.pages,
+    doctoring.pages,
     settings_page.pages,
     api.router,
     login.api,
@@ -42,6 +44,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     audit.api,
     effective.api,
     accounts.api,
+    planning.api,
+    doctoring.api,
 )
 """Everything that is served; a new page appends its routers."""
 
@@ -98,6 +102,8 @@ def create_app(settings: WebSettings) -> FastAPI:
         redoc_url=None,
         openapi_tags=[
             {"name": "status", "description": "The daemon's account of itself."},
+            {"name": "planning", "description": "What a model's cache will look like, before it is started."},
+            {"name": "doctor", "description": "What is wrong, with evidence and remedies."},
             {"name": "login", "description": "Logging in and out, and who asks."},
             {"name": "policies", "description": "TTLs: read, changed against their version, taken back."},
             {"name": "audit", "description": "Who did what."},
@@ -108,6 +114,7 @@ def create_app(settings: WebSettings) -> FastAPI:
         ],
         lifespan=lifespan,
     )
+    app.state.doctor = doctoring.DoctorDesk()
     install_problem_handlers(app)
     for router in (*ROUTERS, _description(app)):
         # Its routes themselves and not the router: so they are all seen here, guarded each by its own class.

@@ -172,6 +172,12 @@ def _engines(status: DaemonStatus) -> Iterator[Sentence]:
         elif engine.state != "ready":
             reason = f": {engine.reason}" if engine.reason else "."
             yield Sentence(_engine_level(engine), f"Engine {name} is {engine.state}{reason}", "engines")
+        if engine.deviation:
+            yield Sentence(
+                Level.WARNING,
+                f"Engine {name} registered with another block size than the planned {engine.planned_block_size}.",
+                "engines",
+            )
     failures = sum(engine.load_failures for engine in status.engines)
     if failures:
         loads = sum(engine.loads for engine in status.engines)

@@ -21,6 +21,8 @@ PAGES: tuple[PageLink, ...] = (
     PageLink("/", "Overview", Permission.STATUS_READ),
     PageLink("/policies", "Policies", Permission.POLICIES_READ),
     PageLink("/audit", "Audit", Permission.AUDIT_READ),
+    PageLink("/plan", "Plan", Permission.STATUS_READ),
+    PageLink("/doctor", "Doctor", Permission.STATUS_READ),
     PageLink("/settings", "Settings", Permission.SETTINGS_READ),
 )
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from appliance.errors import BootChanged, DaemonUnreachable, PagewardenError, UnknownSession
 from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
 from appliance.protocol.base import Message, Role, parse
+from appliance.protocol.messages import HelloResult
 from appliance.protocol.wire import ID_BYTES, NO_ID, Request, pack_request, unpack_reply
 
 _R = TypeVar("_R", bound=BaseModel)
@@ -39,6 +40,7 @@ class RequestClient:
         client_name: str,
         timeout_seconds: float = 2.0,
         role: Role = Role.ADMIN,
+        engine_id: str = "",
         admin_secret: Callable[[], str] = str,
     ) -> None:
         self._admin_secret = admin_secret
@@ -46,6 +48,7 @@ class RequestClient:
         self._client_name = client_name
         self._timeout_seconds = timeout_seconds
         self._role = role
+        self._engine_id = engine_id
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._session = NO_ID
@@ -87,7 +90,15 @@ class RequestClient:
         self._drop_socket()
         self._context.term()
 
-    def _hello(self) -> None:
+    def hello(self) -> HelloResult:
+        """Open a new session; :meth:`call` does so by itself where one is needed.
+
+        Raises:
+            DaemonUnreachable: after the timeout; PagewardenError: what the daemon answered.
+        """
+        return self._hello()
+
+    def _hello(self) -> HelloResult:
         session = secrets.token_bytes(ID_BYTES)
         said: dict[str, Any] = {
             "role": self._role.value,
@@ -96,9 +107,11 @@ class RequestClient:
         }
         if self._role is Role.ADMIN:
             said["secret"] = self._admin_secret()
+        if self._engine_id:
+            said["engine_id"] = self._engine_id
         self._session, self._boot = session, NO_ID
         try:
-            self._exchange("hello", said)
+            return parse(HelloResult, self._exchange("hello", said))
         except PagewardenError:
             self._session = NO_ID  # the next call says hello again
             raise

@@ -155,6 +155,8 @@ class EngineStatus(Lenient):
     limbo_bytes: int
     notices: list[str]
     transport: str = ""
+    planned_block_size: int = 0
+    deviation: str = ""
 
 
 class LeaseStatus(Lenient):

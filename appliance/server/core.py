@@ -20,6 +20,7 @@ from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.store import Store
 from appliance.leases import LeaseEnding, LeaseTable
+from appliance.planning.expected import PlannedBlocks
 from appliance.protocol.base import Role
 from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
@@ -233,7 +234,7 @@ def build_core(
             tickets=tickets,
         ),
         sessions=SessionTable(clock, settings.heartbeat_seconds),
-        engines=EngineTable(settings.chunk_size, make_index),
+        engines=EngineTable(settings.chunk_size, make_index, PlannedBlocks.of(settings.planned_block_size)),
         started_monotonic=time.monotonic(),
         started_unix=time.time(),
         tickets=tickets,

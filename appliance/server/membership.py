@@ -267,6 +267,13 @@ def _end_replaced(core: Core, session_id: bytes) -> None:
 def _after_change(core: Core, engine: Engine) -> None:
     if engine.state is EngineState.READY:
         core.remember_refusals(engine)
+        if engine.deviation:
+            _log.warning(
+                "block size is not the planned one",
+                engine=engine.engine_id,
+                planned=engine.planned_block_tokens,
+                reason=engine.deviation,
+            )
         scheduler = core.sessions.get(engine.scheduler)
         if scheduler is not None:
             core.history.engine_seen(engine, scheduler)

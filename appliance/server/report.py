@@ -218,6 +218,8 @@ def _engine(core: Core, engine: Engine) -> EngineStatus:
         limbo_bytes=sum(core.arena.limbo_bytes_of(attach_id) for attach_id in attach_ids),
         notices=engine.notices,
         transport="+".join(sorted({attach.transport.value for _, attach in engine.workers.values()})),
+        planned_block_size=engine.planned_block_tokens,
+        deviation=engine.deviation,
     )
 
 

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from appliance.errors import ArenaTooSmall
+from appliance.host import GIB, existing_parent, memory_limit
 from appliance.protocol.arena_layout import SegmentLayout
-
-GIB = 1 << 30
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def check_room(directory: Path, layout: SegmentLayout) -> None:
@@ -21,7 +19,7 @@ def check_room(directory: Path, layout: SegmentLayout) -> None:
         ArenaTooSmall: naming what is there, what was asked, and the remedy.
     """
     asked = layout.file_bytes
-    mount = _existing_parent(directory)
+    mount = existing_parent(directory)
     stats = os.statvfs(mount)
     mine = (
         sum(path.stat().st_blocks * 512 for path in directory.glob("segment-*.arena"))
@@ -44,35 +42,3 @@ def check_room(directory: Path, layout: SegmentLayout) -> None:
             asked_bytes=asked,
             limit_bytes=limit,
         )
-
-
-def memory_limit(root: Path = _CGROUP_ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The smallest memory limit on the way from this process's cgroup to the root; ``None`` if there is none."""
-    limits = []
-    for line in cgroup_file.read_text().splitlines() if cgroup_file.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        base, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        place = base / path.lstrip("/")
-        while place.is_relative_to(base):
-            limits.append(_read_limit(place / name))
-            if place == base:
-                break
-            place = place.parent
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else None
-
-
-def _read_limit(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < 1 << 60 else None
-
-
-def _existing_parent(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path

@@ -190,10 +190,16 @@ def test_a_person_is_told_in_a_page_and_a_program_in_a_problem(web: RunningWeb) 
 
 
 def test_navigation_has_what_the_role_may_see(web: RunningWeb) -> None:
-    for role, pages in (("viewer", ["/", "/policies", "/settings"]), ("operator", None), ("admin", None)):
+    for role, pages in (
+        ("viewer", ["/", "/policies", "/plan", "/doctor", "/settings"]),
+        ("operator", None),
+        ("admin", None),
+    ):
         html = web.client.get("/policies", headers=web.access.headers(role)).text
         shown = re.findall(r'<nav aria-label="Pages">(.*?)</nav>', html, flags=re.DOTALL)[0]
-        assert re.findall(r'href="([^"]+)"', shown) == (pages or ["/", "/policies", "/audit", "/settings"])
+        assert re.findall(r'href="([^"]+)"', shown) == (
+            pages or ["/", "/policies", "/audit", "/plan", "/doctor", "/settings"]
+        )
 
 
 # --- hosts ---
@@ -231,7 +237,7 @@ def named_web() -> Iterator[RunningWeb]:
 
 
 def test_a_body_that_is_too_long_is_refused(web: RunningWeb) -> None:
-    answer = web.client.put("/api/v1/policies/ttls/write_ttl_seconds", content=b" " * 100_000)
+    answer = web.client.put("/api/v1/policies/ttls/write_ttl_seconds", content=b" " * 300_000)
     assert code_of(answer) == (413, "message_too_large")
 
 

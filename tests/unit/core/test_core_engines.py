@@ -14,6 +14,7 @@ from appliance.clock import MAX_STEP_SECONDS, LeaseClock
 from appliance.engines import Engine, EngineState, EngineTable
 from appliance.errors import NamespaceMismatch, PagewardenError, RanksDisagree, UnsupportedGeometry
 from appliance.leases import LeaseState
+from appliance.planning.expected import PlannedBlocks
 from appliance.protocol.base import Role, parse
 from appliance.protocol.messages import Attach, Register
 from appliance.reservations import ReservationState
@@ -367,3 +368,36 @@ def test_errors_of_settlement_are_all_typed(table):
         with pytest.raises(PagewardenError) as caught:
             table.register(engine, b"s", registration(groups=groups))
         assert caught.value.details["field"] == "groups[0].page_bytes"
+
+
+# --- what was planned -------------------------------------------------------------------------------------------
+
+
+def planned(table: EngineTable, text: str) -> EngineTable:
+    return EngineTable(256, table.make_index, PlannedBlocks.of(text))
+
+
+def test_an_engine_with_another_block_size_than_planned_is_pointed_out_and_served(table):
+    table = planned(table, "tiny-hybrid=944,16")
+    engine = settled(table)
+    assert engine.fingerprint.model != "tiny-hybrid"
+    assert engine.planned_block_tokens == 16
+    assert str(min(group["block_tokens"] for group in GROUPS)) in engine.deviation
+    assert engine.notices[0] == engine.deviation
+    assert engine.state is EngineState.READY
+
+
+def test_an_engine_as_planned_is_not(table):
+    block_tokens = min(group["block_tokens"] for group in GROUPS)
+    for text in ("", f"{FACTS['model']['name']}={block_tokens}", f"other=1,{block_tokens}"):
+        engine = settled(planned(table, text))
+        assert not engine.deviation
+        assert not any("planned" in notice for notice in engine.notices)
+
+
+def test_a_deviation_ends_with_the_registration_that_had_it(table):
+    table = planned(table, "1")
+    engine = settled(table)
+    assert engine.deviation
+    table.leave(engine, b"se")
+    assert not engine.deviation

@@ -121,3 +121,16 @@ def test_engine_states(state: str, level: Level | None) -> None:
     quiet = {"asked_tokens": 0, "hit_tokens": 0}
     found = health(empty_status(engines=[engine("a", state=state, reason="Because.", **quiet)])).findings
     assert [finding.level for finding in found] == ([] if level is None else [level])
+
+
+def test_an_engine_that_is_not_as_planned_is_a_warning() -> None:
+    deviating = engine("e", planned_block_size=944, deviation="The engine registered with 1024.")
+    as_planned = engine("f", planned_block_size=1024)
+    found = [
+        each
+        for each in health(empty_status(engines=[deviating, as_planned])).findings
+        if "planned" in each.text
+    ]
+    assert [(each.level, each.text) for each in found] == [
+        (Level.WARNING, "Engine e registered with another block size than the planned 944.")
+    ]
