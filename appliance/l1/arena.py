@@ -181,6 +181,12 @@ class Arena:
         self.spaces[0].segment.write_epochs(self.global_clear_epoch, self._clear_epochs)
         return epoch
 
+    def begin_at_epoch(self, epoch: int) -> None:
+        """Count every clear up to ``epoch`` as carried out here: the arena is empty."""
+        self.global_clear_epoch = epoch
+        self._clear_epochs.clear()
+        self.spaces[0].segment.write_epochs(epoch, {})
+
     def _fold_epochs(self) -> None:
         """Keep the table in its bounds: the oldest clear becomes one of all namespaces.
 

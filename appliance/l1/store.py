@@ -90,14 +90,33 @@ class Store:
         """The index of a namespace, made when it is first named."""
         index = self.namespaces.get(namespace)
         if index is None:
-            slot = len(self.by_slot)
-            index = NamespaceIndex(
-                slot, bytes.fromhex(namespace), model, groups, chunk_tokens, self.arena.extent_count
-            )
-            self.namespaces[namespace] = index
-            self.by_slot.append(index)
+            index = self.make_namespace(namespace, model, groups, chunk_tokens)
             self.policy.add_namespace(index)
         return index
+
+    def make_namespace(
+        self, namespace: str, model: str, groups: Sequence[ObjectGroup], chunk_tokens: int
+    ) -> NamespaceIndex:
+        """An empty index that a restart fills; :meth:`taken_back` follows."""
+        slot = len(self.by_slot)
+        index = NamespaceIndex(
+            slot, bytes.fromhex(namespace), model, groups, chunk_tokens, self.arena.extent_count
+        )
+        self.namespaces[namespace] = index
+        self.by_slot.append(index)
+        return index
+
+    def taken_back(self, index: NamespaceIndex) -> None:
+        """The index holds what an earlier boot stored: from now on it may be evicted, incomplete sets first."""
+        self.policy.add_namespace(index)
+        masks = index.present.array[: index.rows_made * index.group_count].reshape(-1, index.group_count)
+        lacking = np.flatnonzero((masks != 0) & (masks != index.full_masks))
+        self._incomplete.update(((index.slot, entry), self._clock()) for entry in lacking.tolist())
+
+    @property
+    def now_seconds(self) -> int:
+        """The store's clock, as in the columns of times."""
+        return int(self._clock())
 
     # --- writing ---------------------------------------------------------------------------------------------
 

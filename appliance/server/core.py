@@ -17,6 +17,9 @@ from appliance.geometry import ObjectGroup
 from appliance.l1.arena import Arena
 from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
+from appliance.l1.namespaces import NamespaceDescriptor
+from appliance.l1.opening import Opened
+from appliance.l1.rebuild import oldest_age
 from appliance.l1.store import Store
 from appliance.leases import LeaseEnding, LeaseTable
 from appliance.protocol.base import Role
@@ -186,10 +189,12 @@ def require_role(session: Session, *roles: Role) -> None:
 
 
 def build_core(
-    settings: Settings, boot: bytes, arena: Arena, submit: Callable[[Any], bool], ttls: Ttls
+    settings: Settings, boot: bytes, opened: Opened, submit: Callable[[Any], bool], ttls: Ttls
 ) -> Core:
     """A core over an opened arena; ``submit`` takes history events for the catalog."""
-    clock = LeaseClock(time.monotonic())
+    arena = opened.arena
+    # What was taken back is older than this boot, and columns of times know no time before 0.
+    clock = LeaseClock(time.monotonic(), oldest_age(opened.taken, time.time()))
     history = History(submit=submit, extent_bytes=arena.extent_bytes, clock=clock)
     store = Store(arena, make_policy(settings.eviction_policy), history, clock)
     store.incomplete_grace_seconds = ttls.write_ttl_seconds
@@ -197,6 +202,7 @@ def build_core(
 
     def make_index(fingerprint: Fingerprint, groups: list[ObjectGroup], chunk_tokens: int) -> NamespaceIndex:
         history.fingerprint_seen(fingerprint, groups, chunk_tokens)
+        opened.namespaces.describe(NamespaceDescriptor(fingerprint, tuple(groups), chunk_tokens))
         return store.namespace(fingerprint.namespace, fingerprint.model, groups, chunk_tokens)
 
     tickets = TicketTable()

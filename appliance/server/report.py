@@ -23,6 +23,7 @@ from appliance.protocol.status import (
     LoopStatus,
     NamespaceStatus,
     Refusal,
+    RestartStatus,
 )
 from appliance.server.core import Core, Phase
 from appliance.sessions import SessionState
@@ -37,6 +38,7 @@ def status(
     catalog: CatalogStatus,
     loops: list[LoopStatus],
     inline: InlineStatus | None = None,
+    restart: RestartStatus | None = None,
 ) -> DaemonStatus:
     """Everything at this moment."""
     return DaemonStatus(
@@ -63,6 +65,7 @@ def status(
         counters=dict(core.counters),
         inline=inline or InlineStatus(),
         catalog=catalog,
+        restart=restart,
         loops=loops,
         settings=_settings(core),
     )
