@@ -11,44 +11,31 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.errors import ArenaInUse, ArenaUnusable
 from appliance.l1.arena import Arena
-from appliance.l1.examine import (
-    ALL_NAMESPACES,
-    UNFINISHED_FILES,
-    SegmentFile,
-    check_headers,
-    find_segment_files,
-)
+from appliance.l1.examine import UNFINISHED_FILES, SegmentFile, check_headers, find_segment_files
 from appliance.l1.gates import GateLog, GateName, GateResult
+from appliance.l1.moving import move_objects
 from appliance.l1.namespaces import NamespaceDescriptor, NamespaceFiles
-from appliance.l1.plan import SizePlan, plan_size
+from appliance.l1.plan import SizeChange, SizePlan, plan_size
+from appliance.l1.recency import Recency, take_recency
 from appliance.l1.segment import Segment
-from appliance.l1.space import ExtentState, address_of
+from appliance.l1.taking import Taken, objects_of, take_empty, take_over
 from appliance.l1.walk import Walk, WalkedSegment, walk_tables
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.liveness import is_inline, take_lock
+from appliance.protocol.liveness import take_lock
 from appliance.protocol.wire import ID_BYTES
 
 LOCK_NAME = "daemon.lock"
 NO_CLEARS: Mapping[bytes, int] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Objects of one segment that were taken back; ``heads`` are their first extents, ``records`` theirs alone."""
-
-    segment: int
-    heads: NDArray[np.int64]
-    records: NDArray[np.void]
 
 
 @dataclass(slots=True)
@@ -84,10 +71,12 @@ def open_arena(
     extent_bytes: int,
     boot: bytes,
     clears: Mapping[bytes, int] = NO_CLEARS,
+    spare_bytes: int = 0,
 ) -> Opened:
     """Lock ``directory`` and make an arena of ``size_bytes`` in it, with what is there if every gate opens.
 
-    ``clears`` are the acknowledged clears that the catalog knows, see :func:`check_headers`.
+    ``clears`` are the acknowledged clears that the catalog knows, see :func:`check_headers`. ``spare_bytes`` is the memory
+    that objects may be copied to while the files that they come from are still there.
 
     Raises:
         ArenaInUse: another daemon holds it. ArenaUnusable: it cannot be created or written.
@@ -97,7 +86,8 @@ def open_arena(
     gates.passed(GateName.LOCK, f"No other daemon uses {directory}.")
     for path in directory.glob(UNFINISHED_FILES):
         path.unlink(missing_ok=True)
-    opening = _Opening(directory, max(1, size_bytes // extent_bytes), extent_bytes, boot, clears, lock, gates)
+    wanted = layout.SegmentLayout(max(1, size_bytes // extent_bytes), extent_bytes)
+    opening = _Opening(directory, wanted, boot, clears, spare_bytes, lock, gates)
     return opening.run()
 
 
@@ -130,157 +120,129 @@ class _Opening:
     """One start, between the lock and the arena."""
 
     directory: Path
-    wanted_extents: int
-    extent_bytes: int
+    wanted: layout.SegmentLayout
     boot: bytes
     clears: Mapping[bytes, int]
+    spare_bytes: int
     lock: int
     gates: GateLog
+    now_unix: float = field(default_factory=time.time)
 
     def run(self) -> Opened:
         files = find_segment_files(self.directory)
-        namespaces = NamespaceFiles(self.directory)
+        recency = take_recency(self.directory, self.now_unix)
         check_headers(files, self.clears, self.gates)
         if not self._tables_can_be_read():
-            return self._replace(files, namespaces)
+            return self._replace(files)
         segments = [Segment.open(each.path, each.segment, each.nonce, each.shape) for each in files]
-        descriptors, _ = namespaces.read()
+        descriptors, _ = NamespaceFiles(self.directory).read()
         everything, epochs = segments[0].read_epochs()
         walk = walk_tables(segments, descriptors, epochs, everything)
         plan = plan_size(
             [each.shape.extent_count for each in segments],
             segments[0].shape.extent_bytes,
-            self.wanted_extents,
-            self.extent_bytes,
+            self.wanted,
+            object_bytes=walk.object_bytes,
+            spare_bytes=self.spare_bytes,
         )
         if self.gates.open:
             walk_gate(files, walk, self.gates)
         if self.gates.open:
             self._fit(plan)
         if self.gates.warm:
-            return self._warm(files, segments, walk, plan, namespaces, descriptors)
-        if plan.as_it_is and walk.tables_hold:
-            return self._reuse(files, segments, walk, namespaces)
+            return self._warm(files, walk, plan, recency, descriptors)
+        if plan.change is SizeChange.NONE and walk.tables_hold:
+            return self._reuse(files, walk)
         for segment in segments:
             segment.close()
-        return self._replace(files, namespaces)
+        return self._replace(files)
 
     def _tables_can_be_read(self) -> bool:
         """Whether the headers hold; a clear that they lack says nothing against the tables."""
         return len(self.gates.results) > list(GateName).index(GateName.EPOCHS)
 
     def _fit(self, plan: SizePlan) -> None:
+        facts = {"kept_segments": plan.keep, "new_extents": plan.new_extents}
         if plan.refusal:
-            self.gates.failed(GateName.FIT, plan.refusal)
+            self.gates.failed(GateName.FIT, plan.refusal, **facts)
         else:
-            self.gates.passed(
-                GateName.FIT, plan.reason, kept_segments=plan.keep, new_extents=plan.add_extents
-            )
+            self.gates.passed(GateName.FIT, plan.reason, **facts)
 
     def _warm(
         self,
         files: Sequence[SegmentFile],
-        segments: Sequence[Segment],
         walk: Walk,
         plan: SizePlan,
-        namespaces: NamespaceFiles,
+        recency: Recency,
         descriptors: dict[bytes, NamespaceDescriptor],
     ) -> Opened:
-        arena = Arena(self.directory, segments[0].nonce, self.extent_bytes)
-        opened = self._opened(arena, namespaces, files)
-        for walked in walk.segments:
+        kept, gone = walk.segments[: plan.keep], walk.segments[plan.keep :]
+        opened = self._opened(self._new_arena(kept[0].segment.nonce if kept else b""), files)
+        for walked in kept:
             walked.segment.begin_boot(self.boot)
-            opened.limbo_objects += self._take_over(arena, walked)
-            records = walked.records[walked.objects.heads]
-            opened.taken.append(Taken(walked.segment.index, walked.objects.heads, records))
-        if plan.add_extents:
-            arena.create_segment(plan.add_extents, self.boot)
+            opened.limbo_objects += take_over(opened.arena, walked)
+            opened.taken.append(objects_of(walked, recency))
+        if plan.new_extents:
+            # Segments that are added to an arena are a part of it at once, one that replaces it only when it is full.
+            opened.arena.create_segment(plan.new_extents, self.boot, finished=bool(kept))
+        if gone:
+            self._move(opened, walk, gone, recency)
         opened.left_behind = {cause: n for cause, n in (walk.left_out + walk.faults).items() if n}
+        missing = walk.object_count - opened.object_count
+        if missing:
+            opened.left_behind["did_not_fit"] = missing
         opened.descriptors = {
             name: each
             for name, each in descriptors.items()
             if any((taken.records["namespace"] == np.void(name)).any() for taken in opened.taken)
         }
-        namespaces.keep_only({name.hex() for name in opened.descriptors})
+        opened.namespaces.keep_only({name.hex() for name in opened.descriptors})
         return opened
 
-    def _take_over(self, arena: Arena, walked: WalkedSegment) -> int:
-        """Adopt one segment into the arena; returns what went to limbo. Freed words are in the file before anything else."""
-        words = walked.records["commit_word"].copy()
-        words[walked.dropped] = ((words[walked.dropped] >> np.uint64(1)) + np.uint64(1)) << np.uint64(1)
-        for head in walked.dropped.tolist():
-            walked.segment.write_freed(head, int(words[head]) >> 1, was_writing=False)
-        space = arena.add_segment(walked.segment)
-        space.adopt_generations(words)
-        space.adopt(walked.objects, walked.records, ExtentState.OCCUPIED)
-        return self._to_limbo(arena, walked)
+    def _move(self, opened: Opened, walk: Walk, gone: Sequence[WalkedSegment], recency: Recency) -> None:
+        """Bring what fits of the segments that go into those that stay, or into the one that replaces them."""
+        arena = opened.arena
+        replaced = len(gone) == len(walk.segments)
+        if replaced:
+            arena.adopt_epochs(*gone[0].segment.read_epochs())
+        for walked in gone:
+            walked.segment.begin_boot(self.boot)
+        sources = [(walked, objects_of(walked, recency)) for walked in gone]
+        opened.taken += move_objects(sources, arena.spaces, self.now_unix)
+        for walked in gone:
+            walked.segment.poison_and_unlink()
+        if replaced:
+            arena.spaces[0].segment.finish()
 
-    def _to_limbo(self, arena: Arena, walked: WalkedSegment) -> int:
-        """Fence what was being written: it stays out until its writer attaches again, acknowledges, or is dead.
-
-        An inline client writes through the daemon, which is the one that died.
-        """
-        space = arena.spaces[walked.segment.index]
-        attach_ids = walked.records["attach_id"][walked.writing.heads].tolist()
-        fenced = np.array([not is_inline(each) for each in attach_ids], dtype=np.bool_)
-        for head in walked.writing.heads[~fenced].tolist():
-            space.generations[head] += 1
-            walked.segment.write_freed(head, space.generations[head], was_writing=True)
-        chains = walked.writing.of(fenced)
-        space.adopt(chains, walked.records, ExtentState.LIMBO)
-        for head in chains.heads.tolist():
-            attach_id = int(walked.records["attach_id"][head])
-            arena.limbo_by_attach.setdefault(attach_id, set()).add(address_of(walked.segment.index, head))
-        return len(chains.heads)
-
-    def _reuse(
-        self,
-        files: Sequence[SegmentFile],
-        segments: Sequence[Segment],
-        walk: Walk,
-        namespaces: NamespaceFiles,
-    ) -> Opened:
+    def _reuse(self, files: Sequence[SegmentFile], walk: Walk) -> Opened:
         """A cold start on the same files: their memory stays where it is."""
-        arena = Arena(self.directory, segments[0].nonce, self.extent_bytes)
-        opened = self._opened(arena, namespaces, files)
+        opened = self._opened(self._new_arena(walk.segments[0].segment.nonce), files)
         for walked in walk.segments:
             walked.segment.begin_boot(self.boot)
-            opened.limbo_objects += self._empty(arena, walked)
+            opened.limbo_objects += take_empty(opened.arena, walked)
         opened.left_behind = {"cold": walk.object_count}
-        self._adopt_clears(arena)
-        namespaces.keep_only(set())
-        return opened
+        return self._cold(opened)
 
-    def _empty(self, arena: Arena, walked: WalkedSegment) -> int:
-        """Raise every generation of a segment: cheaper than finding those in use, and no reader can be missed."""
-        # Byte for byte: a copy of records leaves out what lies between their fields.
-        records = np.frombuffer(bytearray(walked.records.tobytes()), dtype=layout.RECORD)
-        records["commit_word"] = ((records["commit_word"] >> np.uint64(1)) + np.uint64(1)) << np.uint64(1)
-        keep = np.zeros(len(records), dtype=np.bool_)
-        keep[walked.writing.heads] = True
-        records["state"][~keep] = layout.STATE_FREE
-        walked.segment.write_words(records)
-        space = arena.add_segment(walked.segment)
-        space.adopt_generations(records["commit_word"])
-        return self._to_limbo(arena, walked)
-
-    def _replace(self, files: Sequence[SegmentFile], namespaces: NamespaceFiles) -> Opened:
+    def _replace(self, files: Sequence[SegmentFile]) -> Opened:
         """A cold start on new files."""
         for each in files:
             Segment.open(each.path, each.segment, each.nonce, each.shape).poison_and_unlink()
-        namespaces.keep_only(set())
-        arena = Arena(self.directory, secrets.token_bytes(ID_BYTES), self.extent_bytes)
-        arena.create_segment(self.wanted_extents, self.boot)
-        self._adopt_clears(arena)
-        return self._opened(arena, namespaces, files)
+        opened = self._opened(self._new_arena(), files)
+        opened.arena.create_segment(self.wanted.extent_count, self.boot)
+        return self._cold(opened)
 
-    def _adopt_clears(self, arena: Arena) -> None:
+    def _cold(self, opened: Opened) -> Opened:
         """An empty arena begins behind every clear that was acknowledged, so that the next start finds them in it."""
+        opened.namespaces.keep_only(set())
         highest = max(self.clears.values(), default=0)
-        if arena.clear_epoch_of(ALL_NAMESPACES) < highest:
-            arena.begin_at_epoch(highest)
+        if opened.arena.global_clear_epoch < highest:
+            opened.arena.begin_at_epoch(highest)
+        return opened
 
-    def _opened(self, arena: Arena, namespaces: NamespaceFiles, files: Sequence[SegmentFile]) -> Opened:
+    def _new_arena(self, nonce: bytes = b"") -> Arena:
+        return Arena(self.directory, nonce or secrets.token_bytes(ID_BYTES), self.wanted.extent_bytes)
+
+    def _opened(self, arena: Arena, files: Sequence[SegmentFile]) -> Opened:
         return Opened(
             arena=arena,
             lock_descriptor=self.lock,
@@ -288,7 +250,7 @@ class _Opening:
             warm=self.gates.warm,
             reason=self.gates.reason,
             clean_stop=bool(files) and all(each.clean for each in files),
-            namespaces=namespaces,
+            namespaces=NamespaceFiles(self.directory),
         )
 
 

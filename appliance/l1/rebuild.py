@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.hashing import KEY_BYTES
 from appliance.l1.index import NamespaceIndex
+from appliance.l1.moving import used_ago
 from appliance.l1.namespaces import NamespaceDescriptor
-from appliance.l1.opening import Taken
 from appliance.l1.space import address_of
 from appliance.l1.store import Store
+from appliance.l1.taking import Taken
 
 _Used = tuple[NamespaceIndex, NDArray[np.int64], NDArray[np.int64]]
 """Entries of one index, each once, and for how many seconds each was not used."""
@@ -50,16 +52,19 @@ def rebuild(
 
 
 def oldest_age(taken: Sequence[Taken], now_unix: float) -> float:
-    """Seconds since the oldest object was stored, 0 without any."""
-    return float(_place(taken, now_unix).stored_ago.max(initial=0.0)) if taken else 0.0
+    """Seconds since the first object was stored or used, 0 without any."""
+    if not taken:
+        return 0.0
+    placed = _place(taken, now_unix)
+    return float(max(placed.stored_ago.max(initial=0.0), placed.used_ago.max(initial=0.0)))
 
 
 def _place(taken: Sequence[Taken], now_unix: float) -> _Placed:
     records = np.concatenate([each.records for each in taken])
     addresses = np.concatenate([address_of(each.segment, 0) + each.heads for each in taken])
-    # A clock that was set back since must not make an object younger than this moment.
     stored_ago = np.maximum(0.0, now_unix - records["stored_unix_ms"] / 1000.0)
-    return _Placed(records, addresses, stored_ago, stored_ago)
+    idle = np.concatenate([used_ago(each, now_unix) for each in taken])
+    return _Placed(records, addresses, stored_ago, idle)
 
 
 def _enter(store: Store, descriptor: NamespaceDescriptor, placed: _Placed, mine: NDArray[np.int64]) -> _Used:
@@ -70,32 +75,39 @@ def _enter(store: Store, descriptor: NamespaceDescriptor, placed: _Placed, mine:
         descriptor.groups,
         descriptor.chunk_tokens,
     )
-    now = store.now_seconds
-    stored_at = (now - placed.stored_ago[mine]).astype(np.int64).clip(min=0)
-    used_at = (now - placed.used_ago[mine]).astype(np.int64).clip(min=0)
-    records = placed.records[mine]
-    order = np.argsort(records["chunk_index"], kind="stable")
-    entries = np.zeros(len(mine), dtype=np.int64)
-    keys, parents = records["key"].tobytes(), records["parent"].tobytes()
-    columns = (
-        placed.addresses[mine],
-        records["chunk_index"],
-        records["group"],
-        records["shard"],
-        records["extent_count"],
-        stored_at,
-    )
-    for at in order.tolist():
-        address, chunk, group, shard, extents, stored = (int(column[at]) for column in columns)
-        row = index.ensure_row(keys[at * 32 : at * 32 + 32], parents[at * 32 : at * 32 + 32], chunk)
-        index.set_present(row, group, shard, address, extents, stored)
-        entries[at] = index.entry(row, group)
-    np.maximum.at(index.used_at.array, entries, used_at.astype(index.used_at.array.dtype))
-    store.taken_back(index)
+    # Parents first: a row is linked to its parent's when it is made.
+    mine = mine[np.argsort(placed.records["chunk_index"][mine], kind="stable")]
+    entries = _enter_objects(index, placed, mine, store.now_seconds)
     unique, places = np.unique(entries, return_inverse=True)
     idle = np.full(len(unique), np.inf)
     np.minimum.at(idle, places, placed.used_ago[mine])  # of an entry's shards, the one used last
+    index.used_at.array[unique] = (store.now_seconds - idle).clip(min=0).astype(np.uint32)
+    store.taken_back(index)
     return index, unique, idle.astype(np.int64)
+
+
+def _enter_objects(
+    index: NamespaceIndex, placed: _Placed, mine: NDArray[np.int64], now_seconds: int
+) -> NDArray[np.int64]:
+    """Make each object present; returns their entries."""
+    records = placed.records[mine]
+    keys, parents = records["key"].tobytes(), records["parent"].tobytes()
+    columns = zip(
+        range(0, len(keys), KEY_BYTES),
+        records["chunk_index"].tolist(),
+        records["group"].tolist(),
+        records["shard"].tolist(),
+        placed.addresses[mine].tolist(),
+        records["extent_count"].tolist(),
+        (now_seconds - placed.stored_ago[mine]).clip(min=0).astype(np.int64).tolist(),
+        strict=True,
+    )
+    entries = []
+    for at, chunk, group, shard, address, extents, stored_at in columns:
+        row = index.ensure_row(keys[at : at + KEY_BYTES], parents[at : at + KEY_BYTES], chunk)
+        index.set_present(row, group, shard, address, extents, stored_at)
+        entries.append(index.entry(row, group))
+    return np.array(entries, dtype=np.int64)
 
 
 def _by_recency(touched: Sequence[_Used]) -> Iterator[tuple[NamespaceIndex, NDArray[np.int64]]]:

@@ -150,6 +150,11 @@ class SegmentSpace:
         self.extents_by_state[state] += len(extents)
         self.populated_extents += len(extents)
 
+    def unadopted(self) -> NDArray[np.int64]:
+        """Extents that belong to nothing of an earlier boot, ascending."""
+        free: NDArray[np.int64] = np.flatnonzero(~self._adopted)
+        return free
+
     def adopt_generations(self, words: NDArray[np.uint64]) -> None:
         """Go on where the commit words of an earlier boot stand: a generation is never used twice."""
         np.frombuffer(self.generations, np.uint64)[:] = words >> np.uint64(1)

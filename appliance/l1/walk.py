@@ -86,6 +86,11 @@ class Walk:
         return sum(len(each.objects.heads) for each in self.segments)
 
     @property
+    def object_bytes(self) -> int:
+        """Their bytes."""
+        return sum(int(each.records["length"][each.objects.heads].sum()) for each in self.segments)
+
+    @property
     def tables_hold(self) -> bool:
         """Whether records and chains can be trusted to say what may still be written, whatever they hold."""
         return not self.unfenced and not any(self.faults[kind] for kind in ("record", "chain", "shared"))

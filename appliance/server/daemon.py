@@ -42,8 +42,8 @@ from appliance.server.dispatch import Dispatcher, Waiting
 from appliance.server.loop import Loop, bind_control
 from appliance.server.population import Populator
 from appliance.server.projection import Projection
-from appliance.server.restart import clears_of, take_back
-from appliance.server.room import check_room
+from appliance.server.restart import clears_of, keep_recency, take_back
+from appliance.server.room import check_room, spare_memory
 from appliance.server.web_child import WebChild
 from appliance.settings import LOOPBACK, Settings
 from appliance.tickets import WriteTicket
@@ -88,6 +88,7 @@ class Daemon:
             extent_bytes=self._settings.extent_bytes,
             boot=self._boot,
             clears=clears_of(control),
+            spare_bytes=spare_memory(self._settings.arena_dir),
         )
         self._assemble(opened, control, router)
         self._restart = take_back(self._core, opened, began)
@@ -207,6 +208,8 @@ class Daemon:
         if bulk_ended:
             self._bulk_context.term()
         orderly = drained.is_set() and not thread.is_alive() and bulk_ended
+        if orderly:
+            keep_recency(self._core)
         # A namespace that nothing describes cannot be taken back, so the next start must not expect every object.
         self._core.arena.close(clean=orderly and not self._namespaces.undescribed)
         _log.info("stopped", drained=drained.is_set(), history_flushed=flushed)

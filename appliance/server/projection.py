@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.catalog.events import ObjectsStored, StoredObject
-from appliance.l1.opening import Taken
 from appliance.l1.space import ExtentState
+from appliance.l1.taking import Taken
 from appliance.server.background import Mailbox
 from appliance.server.core import Core
 

@@ -14,6 +14,7 @@ from appliance.l1.examine import ALL_NAMESPACES
 from appliance.l1.gates import GateResult
 from appliance.l1.opening import Opened
 from appliance.l1.rebuild import rebuild
+from appliance.l1.recency import save_recency
 from appliance.protocol.status import RestartGate, RestartStatus
 from appliance.server.core import Core
 
@@ -97,6 +98,16 @@ def take_back(core: Core, opened: Opened, began_monotonic: float) -> Restart:
     )
     _tell(restart)
     return restart
+
+
+def keep_recency(core: Core) -> None:
+    """At an orderly stop: what was used when, for the next start. Without it objects count as used when stored."""
+    try:
+        kept = save_recency(core.arena.directory, core.store.by_slot, core.clock(), time.time())
+    except OSError as error:
+        _log.warning("what was used when cannot be kept", error=error.strerror)
+        return
+    _log.info("what was used when is kept", objects=kept)
 
 
 def _reason(opened: Opened) -> str:

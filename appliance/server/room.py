@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from appliance.errors import ArenaTooSmall
@@ -10,6 +11,9 @@ from appliance.protocol.arena_layout import SegmentLayout
 
 GIB = 1 << 30
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CGROUP_FILE = Path("/proc/self/cgroup")
+_UNIFIED_FILES = ("memory.max", "memory.current")
+_LEGACY_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def check_room(directory: Path, layout: SegmentLayout) -> None:
@@ -46,22 +50,38 @@ def check_room(directory: Path, layout: SegmentLayout) -> None:
         )
 
 
-def memory_limit(root: Path = _CGROUP_ROOT, cgroup_file: Path = Path("/proc/self/cgroup")) -> int | None:
+def spare_memory(directory: Path, root: Path = _CGROUP_ROOT, cgroup_file: Path = _CGROUP_FILE) -> int:
+    """Bytes that may be written to the mount of ``directory`` beside all that is there, in the mount and every cgroup."""
+    stats = os.statvfs(_existing_parent(directory))
+    spare = [stats.f_bavail * stats.f_frsize]
+    for limit_file, used_file in _memory_files(root, cgroup_file):
+        limit, used = _read_limit(limit_file), _read_limit(used_file)
+        if limit is not None and used is not None:
+            spare.append(limit - used)
+    return max(0, min(spare))
+
+
+def memory_limit(root: Path = _CGROUP_ROOT, cgroup_file: Path = _CGROUP_FILE) -> int | None:
     """The smallest memory limit on the way from this process's cgroup to the root; ``None`` if there is none."""
-    limits = []
+    limits = [_read_limit(limit_file) for limit_file, _ in _memory_files(root, cgroup_file)]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def _memory_files(root: Path, cgroup_file: Path) -> Iterator[tuple[Path, Path]]:
+    """Files of the limit and the use of memory, of each cgroup from this process's own up to the root."""
     for line in cgroup_file.read_text().splitlines() if cgroup_file.exists() else []:
         _, controllers, path = line.split(":", 2)
-        base, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
+        base = root / "memory" if controllers else root
+        limit, used = _LEGACY_FILES if controllers else _UNIFIED_FILES
         if controllers and "memory" not in controllers.split(","):
             continue
         place = base / path.lstrip("/")
         while place.is_relative_to(base):
-            limits.append(_read_limit(place / name))
+            yield place / limit, place / used
             if place == base:
                 break
             place = place.parent
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else None
 
 
 def _read_limit(path: Path) -> int | None:

@@ -355,13 +355,27 @@ def test_ids_are_not_taken_for_those_of_another_boot(make_daemon: Callable[..., 
         lambda: daemon.status().engines and daemon.status().engines[0].state == "ready", "settled again"
     )
     [loaded] = engine.load("r", PROMPT, before)
-    assert not loaded.ok
-    assert loaded.failed_chunks == (0, 1, 2, 3)
-    assert engine.lookup("r2", PROMPT).hit_chunks == 0
-    engine.save(PROMPT, seed=4)
+    assert loaded.ok, "the lease is gone, but its objects are untouched, so that the hold is restored"
+    engine.check_loaded(4, seed=1)
     found = engine.lookup("r3", PROMPT)
     assert found.lease != before.lease
-    [loaded] = engine.load("r3", PROMPT, found)
+    with daemon.client(10.0) as client:
+        client.call("clear", {"requested_by": "tests"}, ClearResult)
+    daemon.kill()
+    daemon.start()
+    eventually(lambda: engine.scheduler.health.boot.hex() == daemon.status().boot, "noticed again")
+    engine.wait_settled()
+    eventually(
+        lambda: daemon.status().engines and daemon.status().engines[0].state == "ready", "settled again"
+    )
+    [loaded] = engine.load("r4", PROMPT, found)
+    assert not loaded.ok
+    assert loaded.failed_chunks == (0, 1, 2, 3)
+    engine.scheduler.release(found.lease)
+    engine.save(PROMPT, seed=4)
+    again = engine.lookup("r5", PROMPT)
+    assert again.lease not in (before.lease, found.lease)
+    [loaded] = engine.load("r5", PROMPT, again)
     assert loaded.ok, loaded.reason
     engine.check_loaded(4, seed=4)
     engine.stop()

@@ -16,8 +16,9 @@ from appliance.geometry import ObjectGroup
 from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.namespaces import NamespaceDescriptor
-from appliance.l1.opening import NO_CLEARS, Opened, open_arena
+from appliance.l1.opening import LOCK_NAME, NO_CLEARS, Opened, open_arena
 from appliance.l1.rebuild import oldest_age, rebuild
+from appliance.l1.recency import save_recency
 from appliance.l1.space import Placement, split_address
 from appliance.l1.store import Reserved, Store, Wanted
 from tests.support.core_store import CHUNK, EXTENT, ROOT, Clock, Observer, attention, recurrent
@@ -168,6 +169,7 @@ class Boots:
         extent_bytes: int = EXTENT,
         clears: Mapping[bytes, int] = NO_CLEARS,
         now_unix: float | None = None,
+        spare_bytes: int = 0,
     ) -> Boot:
         """The next boot, fully populated."""
         assert self._boot is None, "two boots at once"
@@ -178,6 +180,7 @@ class Boots:
             extent_bytes=extent_bytes,
             boot=os.urandom(16),
             clears=clears,
+            spare_bytes=spare_bytes,
         )
         opened.arena.clear_epoch_floor = max(clears.values(), default=0)
         now_unix = time.time() if now_unix is None else now_unix
@@ -196,9 +199,17 @@ class Boots:
     def end(self, *, clean: bool) -> None:
         """An orderly stop, or what a SIGKILL leaves."""
         if self._boot is not None:
-            self._boot.opened.arena.close(clean=clean)
+            boot = self._boot
+            if clean:
+                save_recency(self.directory, boot.store.by_slot, boot.clock(), time.time())
+            boot.opened.arena.close(clean=clean)
             os.close(self._boot.opened.lock_descriptor)
             self._boot = None
+
+    def forget_lock(self) -> None:
+        """Let go of the directory after a start that ended in the middle, as the death of its process would."""
+        descriptor = os.open(self.directory / LOCK_NAME, os.O_RDWR)
+        os.close(descriptor)  # closing any descriptor of the file drops this process's lock on it
 
     def segments(self) -> list[Path]:
         """The segment files, by number."""

@@ -294,11 +294,21 @@ def test_table_walk_refuses_memory_that_an_unknown_writer_may_write(boots):
     assert boots.segments() != [path], "memory that somebody unknown may write is never handed out again"
 
 
-def test_fit(stored):
-    boot = stored.start(extents=32)
-    is_cold_at(boot, GateName.FIT, "L1 was made smaller, from 64 to 32 extents")
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ({"extents": 32}, "L1 was made smaller, from 64 to 32 extents, and there is no room for both"),
+        (
+            {"extent_bytes": 2 * EXTENT},
+            "The extent size changed from 4096 to 8192 bytes, and there is no room",
+        ),
+    ],
+)
+def test_fit(stored, size, words):
+    boot = stored.start(**size, spare_bytes=1 << 20)
+    is_cold_at(boot, GateName.FIT, words)
     stored.end(clean=True)
-    is_warm(stored.start(), 3 * PER_CHUNK)
+    is_warm(stored.start(**size), 3 * PER_CHUNK)
 
 
 def test_a_larger_arena_keeps_everything_and_adds_a_segment(stored):
