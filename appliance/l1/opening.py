@@ -81,7 +81,7 @@ def open_arena(
     Raises:
         ArenaInUse: another daemon holds it. ArenaUnusable: it cannot be created or written.
     """
-    lock = _lock_directory(directory)
+    lock = lock_directory(directory)
     gates = GateLog()
     gates.passed(GateName.LOCK, f"No other daemon uses {directory}.")
     for path in directory.glob(UNFINISHED_FILES):
@@ -113,6 +113,15 @@ def walk_gate(files: Sequence[SegmentFile], walk: Walk, gates: GateLog) -> None:
         gates.passed(
             GateName.TABLE_WALK, f"{walk.object_count} objects are provably committed{without}.", **facts
         )
+
+
+def fit_gate(plan: SizePlan, gates: GateLog) -> None:
+    """Judge a plan: whether the objects can be brought into the size asked for."""
+    facts = {"kept_segments": plan.keep, "new_extents": plan.new_extents}
+    if plan.refusal:
+        gates.failed(GateName.FIT, plan.refusal, **facts)
+    else:
+        gates.passed(GateName.FIT, plan.reason, **facts)
 
 
 @dataclass(slots=True)
@@ -148,7 +157,7 @@ class _Opening:
         if self.gates.open:
             walk_gate(files, walk, self.gates)
         if self.gates.open:
-            self._fit(plan)
+            fit_gate(plan, self.gates)
         if self.gates.warm:
             return self._warm(files, walk, plan, recency, descriptors)
         if plan.change is SizeChange.NONE and walk.tables_hold:
@@ -160,13 +169,6 @@ class _Opening:
     def _tables_can_be_read(self) -> bool:
         """Whether the headers hold; a clear that they lack says nothing against the tables."""
         return len(self.gates.results) > list(GateName).index(GateName.EPOCHS)
-
-    def _fit(self, plan: SizePlan) -> None:
-        facts = {"kept_segments": plan.keep, "new_extents": plan.new_extents}
-        if plan.refusal:
-            self.gates.failed(GateName.FIT, plan.refusal, **facts)
-        else:
-            self.gates.passed(GateName.FIT, plan.reason, **facts)
 
     def _warm(
         self,
@@ -254,7 +256,12 @@ class _Opening:
         )
 
 
-def _lock_directory(directory: Path) -> int:
+def lock_directory(directory: Path) -> int:
+    """Make the directory where it is not there, and take the lock of its one daemon; returns its descriptor.
+
+    Raises:
+        ArenaInUse, ArenaUnusable: see :func:`open_arena`.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = directory.stat()

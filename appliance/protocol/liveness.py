@@ -28,8 +28,13 @@ def is_inline(attach_id: int) -> bool:
 
 def is_alive(directory: Path, attach_id: int) -> bool:
     """Whether some process holds the lock of ``attach_id``. An unreadable file counts as alive: never guess death."""
+    return is_locked(directory / lock_name(attach_id))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of a file; one that cannot be read counts as locked, a missing one not."""
     try:
-        descriptor = os.open(directory / lock_name(attach_id), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:
