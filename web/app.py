@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from appliance import __version__
-from web import api, pages
+from web import api, pages, restart_pages
 from web.assets import STATIC_DIR
 from web.problems import Problem, install_problem_handlers
 from web.security import SecurityHeaders
@@ -77,5 +77,6 @@ def create_app(settings: WebSettings) -> FastAPI:
     install_problem_handlers(app)
     app.include_router(pages.router)
     app.include_router(api.router)
+    app.include_router(restart_pages.router)
     app.mount("/static", StaticFiles(directory=STATIC_DIR), name="static")
     return app

@@ -25,7 +25,7 @@ from tests.integration._peer import (
     serving,
 )
 from tests.integration._web import RunningWeb, running_web, settings_for
-from web import api, pages
+from web import api, pages, restart_pages
 from web.api import StatusDocument, _prefers_text
 from web.problems import PROBLEM_MEDIA_TYPE
 from web.security import SECURITY_HEADERS
@@ -36,6 +36,8 @@ GET_ROUTES = (
     "/fragments/overview",
     "/api/v1/status",
     "/api/v1/openapi.json",
+    "/restarts",
+    "/api/v1/restarts",
     "/healthz",
     "/readyz",
     "/metrics",
@@ -215,7 +217,13 @@ def test_status_that_cannot_be_read_is_said_on_the_page() -> None:
 def test_openapi_is_valid_and_complete(full: RunningWeb) -> None:
     document = full.client.get("/api/v1/openapi.json").json()
     OpenAPI.model_validate(document)
-    assert set(document["paths"]) == {"/api/v1/status", "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {
+        "/api/v1/status",
+        "/api/v1/restarts",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
     schemas = document["components"]["schemas"]
     for reference in re.findall(
         r'"#/components/schemas/([^"]+)"', full.client.get("/api/v1/openapi.json").text
@@ -348,7 +356,7 @@ def test_head_answers_like_get_without_a_body(full: RunningWeb, path: str) -> No
 def test_every_route_is_documented_with_a_command() -> None:
     routes = [
         route
-        for router in (api.router, pages.router)
+        for router in (api.router, pages.router, restart_pages.router)
         for route in router.routes
         if isinstance(route, APIRoute)
     ]
