@@ -81,6 +81,7 @@ class Store:
         self.namespaces: dict[str, NamespaceIndex] = {}
         self.by_slot: list[NamespaceIndex] = []
         self.incomplete_grace_seconds = 600.0
+        self.amnesty = False  # after a restart: nothing is evicted
         self._clock = clock
         self._incomplete: dict[tuple[int, int], float] = {}
 
@@ -132,7 +133,7 @@ class Store:
                 return Grant.PENDING, None
         record = self._record_of(index, wanted)
         if not self.make_room(record.extent_count):
-            return Grant.OUT_OF_SPACE, None
+            return Grant.WARMING if self.amnesty else Grant.OUT_OF_SPACE, None
         placement = self.arena.reserve(record)
         assert placement is not None, "room was made and yet there is none"
         row = index.ensure_row(wanted.key, wanted.parent, wanted.chunk_index)
@@ -228,7 +229,7 @@ class Store:
         """Evict until one segment has so many free extents; ``False`` if that cannot be had now."""
         if self.arena.has_room(extents):
             return True
-        if not self.arena.could_ever_hold(extents):
+        if self.amnesty or not self.arena.could_ever_hold(extents):
             return False
         for slot, entry in self._overdue_incomplete():
             self._evict(self.by_slot[slot], entry, Removal.STRANDED)
@@ -242,7 +243,7 @@ class Store:
     def evict_down_to(self, occupied_bytes: int, *, at_most: int) -> int:
         """Evict in the background until no more than so many bytes are occupied; returns entries evicted."""
         evicted = 0
-        if self.arena.account().occupied <= occupied_bytes:
+        if self.amnesty or self.arena.account().occupied <= occupied_bytes:
             return 0
         for slot, entry in self.policy.candidates():
             evicted += self._evict(self.by_slot[slot], entry, Removal.EVICTED)

@@ -25,6 +25,7 @@ from appliance.leases import LeaseEnding, LeaseTable
 from appliance.protocol.base import Role
 from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
+from appliance.server.amnesty import Amnesty
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable
 from appliance.settings import Settings
@@ -99,7 +100,11 @@ class Core:
     refusals: dict[tuple[str, str], RefusalRecord] = field(default_factory=dict)
     located: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)
+    amnesty: Amnesty = field(init=False)
     ask_check: Callable[[int], CheckResult] | None = None
+
+    def __post_init__(self) -> None:
+        self.amnesty = Amnesty(self.store)
 
     def move_to(self, phase: Phase) -> None:
         """Change the phase."""

@@ -84,6 +84,8 @@ def take_back(core: Core, opened: Opened, began_monotonic: float) -> Restart:
     """Enter what the gates let through into the core, before anybody is served; log each gate and the verdict."""
     now_unix = time.time()
     objects = rebuild(core.store, opened.taken, opened.descriptors, now_unix=now_unix) if opened.taken else 0
+    if objects:
+        core.amnesty.begin(core.arena.directory, core.clock())
     for descriptor in opened.descriptors.values():
         core.engines.fingerprints[descriptor.fingerprint.namespace] = descriptor.fingerprint
     restart = Restart(

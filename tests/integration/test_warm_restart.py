@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -432,3 +433,83 @@ def test_sigterm_in_the_middle_of_stores_keeps_what_was_committed(
     assert restart is not None
     assert restart.objects == OBJECTS + told["stored"]
     assert restart.clean_stop, "the copy under way was waited for"
+
+
+def test_simulated_engines_serve_on_through_restarts(make_daemon: Callable[..., DaemonProcess]) -> None:
+    """Stopped and killed under load: no request is lost, no byte is wrong, and the cache goes on hitting."""
+    daemon = make_daemon(l1_size_gb=0.05, heartbeat_seconds=0.2)
+    engines = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "connector.simulate", f"--port={daemon.port}", "--json", "--scale=256"),
+            *("--speed=50", "--cache-tokens=16384", "--tp=2", "--engines=2", "--seconds=90"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def serving(objects: int) -> bool:
+        status = daemon.status()
+        loaded = status.counters.get("objects_loaded", 0)
+        return loaded > 10 and status.l1.objects > objects and all(e.hit_tokens for e in status.engines)
+
+    try:
+        eventually(lambda: serving(20), "both engines load what was stored", 60.0)
+        for how in ("stop", "kill", "kill"):
+            objects = daemon.status().l1.objects
+            end(daemon, how)
+            restart = daemon.start().status().restart
+            assert restart is not None
+            assert restart.mode == "warm", restart.reason
+            assert restart.objects >= objects // 2, (
+                "an eviction may go on until the end, but not of half of the cache"
+            )
+            eventually(lambda: serving(0), "they load again", 60.0)
+        engines.send_signal(signal.SIGTERM)
+        out, err = engines.communicate(timeout=60)
+    finally:
+        engines.kill()
+        engines.communicate()
+    assert engines.returncode == 0, err
+    told = json.loads(out)
+    assert told["wrong_pages"] == 0
+    assert told["pages_compared"] > 0
+    assert told["finished"] + told["aborted"] == told["requests"]
+    check(daemon)
+
+
+def test_nothing_is_evicted_until_earlier_engines_are_back_or_dead(
+    make_daemon: Callable[..., DaemonProcess], make_engine: Callable[..., RemoteEngine]
+) -> None:
+    daemon = make_daemon(l1_size_gb=0.25 / 1024)
+    asleep, other = make_engine(daemon, "asleep"), make_engine(daemon, "other")
+    stored = [
+        number
+        for number in range(10)
+        if asleep.ask(do="save", tokens=prompt(number), seed=number)["stored"] == 5
+    ]
+    assert daemon.status().evictions, "the cache is full"
+    asleep.process.send_signal(signal.SIGSTOP)
+    daemon.kill()
+    daemon.start()
+    before = daemon.status()
+    assert before.l1.objects > 20
+    boot = before.boot
+    eventually(
+        lambda: (health := other.ask(do="health"))["ready"] and set(health["boots"]) == {boot},
+        "other is back",
+    )
+    for number in range(50, 56):
+        other.ask(do="save", tokens=prompt(number), seed=number)
+    status = daemon.status()
+    assert status.counters.get("reserve_warming", 0) > 0
+    assert not status.evictions, "what a sleeping engine may still read was evicted"
+    asleep.kill()
+    eventually(lambda: "eviction may go on" in daemon.log.read_text(), "its death is proven")
+    other.ask(do="save", tokens=prompt(60), seed=60)
+    eventually(lambda: daemon.status().evictions.get("evicted", 0) > 0, "eviction goes on")
+    request = "after"
+    assert other.ask(do="lookup", tokens=prompt(60), request=request)["hit_chunks"] == 4
+    assert other.ask(do="load", tokens=prompt(60), request=request, seed=60)["exact"]
+    assert stored
+    accounted(daemon)
