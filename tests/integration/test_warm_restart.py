@@ -483,11 +483,8 @@ def test_nothing_is_evicted_until_earlier_engines_are_back_or_dead(
 ) -> None:
     daemon = make_daemon(l1_size_gb=0.25 / 1024)
     asleep, other = make_engine(daemon, "asleep"), make_engine(daemon, "other")
-    stored = [
-        number
-        for number in range(10)
-        if asleep.ask(do="save", tokens=prompt(number), seed=number)["stored"] == 5
-    ]
+    for number in range(20):
+        asleep.ask(do="save", tokens=prompt(number), seed=number)
     assert daemon.status().evictions, "the cache is full"
     asleep.process.send_signal(signal.SIGSTOP)
     daemon.kill()
@@ -511,5 +508,4 @@ def test_nothing_is_evicted_until_earlier_engines_are_back_or_dead(
     request = "after"
     assert other.ask(do="lookup", tokens=prompt(60), request=request)["hit_chunks"] == 4
     assert other.ask(do="load", tokens=prompt(60), request=request, seed=60)["exact"]
-    assert stored
     accounted(daemon)
