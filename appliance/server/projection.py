@@ -13,16 +13,16 @@ from appliance.catalog.events import ObjectsStored, StoredObject
 from appliance.l1.space import ExtentState
 from appliance.l1.taking import Taken
 from appliance.server.background import Mailbox
-from appliance.server.core import Core
+from appliance.server.core import Core, Phase
 
-OBJECTS_A_STEP = 500
+OBJECTS_A_STEP = 250
 MOST_QUEUED_ROWS = 20_000
 BUSY_SECONDS = 0.2
 IDLE_SECONDS = 5.0
 
 
 class Projection:
-    """Hands the catalog one row an object, a few at a time and only as fast as it writes.
+    """Hands the catalog one row an object, once the daemon is ready, a few at a time and only as fast as it writes.
 
     An object that was removed meanwhile is left out: the step runs on the loop thread, so none can be removed between the
     look at it and the row.
@@ -50,7 +50,7 @@ class Projection:
             return 0.0
         if self.done:
             return IDLE_SECONDS
-        if self._queued() > MOST_QUEUED_ROWS:
+        if self._core.phase is Phase.POPULATING or self._queued() > MOST_QUEUED_ROWS:
             return BUSY_SECONDS
         self._stepped.clear()
         self._mailbox.post(self._step)
@@ -69,27 +69,30 @@ class Projection:
             self._stepped.set()
 
     def _submit(self, segment: int, heads: NDArray[np.int64], records: NDArray[np.void]) -> None:
-        space = self._core.arena.spaces[segment]
-        now_unix, now = time.time(), self._core.clock()
+        space, now_unix, now = self._core.arena.spaces[segment], time.time(), self._core.clock()
+        namespaces, keys = records["namespace"].tobytes(), records["key"].tobytes()
+        salts = records["salt"].tobytes()
+        names = ("commit_word", "group", "shard", "length", "checksum", "chunk_index", "stored_unix_ms")
+        columns = zip(heads.tolist(), *(records[name].tolist() for name in names), strict=True)
         rows = []
-        for head, record in zip(heads.tolist(), records, strict=True):
-            same = space.generations[head] == int(record["commit_word"]) >> 1
-            if not same or space.states[head] != ExtentState.OCCUPIED:
+        for at, (head, word, group, shard, length, checksum, chunk_index, stored_ms) in enumerate(columns):
+            if space.generations[head] != word >> 1 or space.states[head] != ExtentState.OCCUPIED:
                 continue
-            namespace, key = record["namespace"].tobytes().hex(), record["key"].tobytes()
+            namespace = namespaces[at * 16 : at * 16 + 16].hex()
+            key, salt = keys[at * 32 : at * 32 + 32], salts[at * 16 : at * 16 + 16]
             index = self._core.store.namespaces[namespace]
-            used_at = index.used_at.view[index.entry(index.find(key), int(record["group"]))]
+            used_at = index.used_at.view[index.entry(index.find(key), group)]
             rows.append(
                 StoredObject(
                     namespace=namespace,
                     chunk_key=key,
-                    group_index=int(record["group"]),
-                    shard=int(record["shard"]),
-                    bytes=int(record["length"]),
-                    checksum=int(record["checksum"]),
-                    chunk_index=int(record["chunk_index"]),
-                    salt_digest=record["salt"].tobytes().hex() if any(record["salt"].tobytes()) else "",
-                    stored_unix=int(record["stored_unix_ms"]) / 1000.0,
+                    group_index=group,
+                    shard=shard,
+                    bytes=length,
+                    checksum=checksum,
+                    chunk_index=chunk_index,
+                    salt_digest=salt.hex() if any(salt) else "",
+                    stored_unix=stored_ms / 1000.0,
                     last_used_unix=now_unix - max(0.0, now - used_at),
                 )
             )
