@@ -51,6 +51,7 @@ class DaemonProcess:
             **settings,
         }
         self.log = directory / "daemon.log"
+        self.program = ["-m", "appliance.cli"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def arguments(self) -> list[str]:
@@ -68,7 +69,7 @@ class DaemonProcess:
         """Start it; with `ready`, wait until it serves."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "server", *self.arguments()], stdout=log, stderr=log
+                [sys.executable, *self.program, "server", *self.arguments()], stdout=log, stderr=log
             )
         if ready:
             self.wait_ready()
