@@ -11,7 +11,7 @@ from appliance.l1.gates import GateOutcome
 from appliance.l1.survey import Survey, clear_arena, survey_arena
 from appliance.protocol.arena_layout import SegmentLayout
 from appliance.server.restart import clears_of
-from appliance.server.room import spare_memory
+from appliance.server.spare import spare_memory
 from appliance.settings import Settings
 
 _MARKS = {GateOutcome.PASSED: "pass", GateOutcome.FAILED: "FAIL", GateOutcome.SKIPPED: "  - "}

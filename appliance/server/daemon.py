@@ -43,7 +43,8 @@ from appliance.server.loop import Loop, bind_control
 from appliance.server.population import Populator
 from appliance.server.projection import Projection
 from appliance.server.restart import clears_of, keep_recency, take_back
-from appliance.server.room import check_room, spare_memory
+from appliance.server.room import check_room
+from appliance.server.spare import spare_memory
 from appliance.server.web_child import WebChild
 from appliance.settings import LOOPBACK, Settings
 from appliance.tickets import WriteTicket

@@ -10,8 +10,8 @@ from appliance.errors import ArenaTooSmall
 from appliance.protocol.arena_layout import SegmentLayout
 
 GIB = 1 << 30
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-_CGROUP_FILE = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_FILE = Path("/proc/self/cgroup")
 _UNIFIED_FILES = ("memory.max", "memory.current")
 _LEGACY_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
@@ -25,7 +25,7 @@ def check_room(directory: Path, layout: SegmentLayout) -> None:
         ArenaTooSmall: naming what is there, what was asked, and the remedy.
     """
     asked = layout.file_bytes
-    mount = _existing_parent(directory)
+    mount = existing_parent(directory)
     stats = os.statvfs(mount)
     mine = (
         sum(path.stat().st_blocks * 512 for path in directory.glob("segment-*.arena"))
@@ -50,25 +50,14 @@ def check_room(directory: Path, layout: SegmentLayout) -> None:
         )
 
 
-def spare_memory(directory: Path, root: Path = _CGROUP_ROOT, cgroup_file: Path = _CGROUP_FILE) -> int:
-    """Bytes that may be written to the mount of ``directory`` beside all that is there, in the mount and every cgroup."""
-    stats = os.statvfs(_existing_parent(directory))
-    spare = [stats.f_bavail * stats.f_frsize]
-    for limit_file, used_file in _memory_files(root, cgroup_file):
-        limit, used = _read_limit(limit_file), _read_limit(used_file)
-        if limit is not None and used is not None:
-            spare.append(limit - used)
-    return max(0, min(spare))
-
-
-def memory_limit(root: Path = _CGROUP_ROOT, cgroup_file: Path = _CGROUP_FILE) -> int | None:
+def memory_limit(root: Path = CGROUP_ROOT, cgroup_file: Path = CGROUP_FILE) -> int | None:
     """The smallest memory limit on the way from this process's cgroup to the root; ``None`` if there is none."""
-    limits = [_read_limit(limit_file) for limit_file, _ in _memory_files(root, cgroup_file)]
+    limits = [read_limit(limit_file) for limit_file, _ in memory_files(root, cgroup_file)]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
 
 
-def _memory_files(root: Path, cgroup_file: Path) -> Iterator[tuple[Path, Path]]:
+def memory_files(root: Path, cgroup_file: Path) -> Iterator[tuple[Path, Path]]:
     """Files of the limit and the use of memory, of each cgroup from this process's own up to the root."""
     for line in cgroup_file.read_text().splitlines() if cgroup_file.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -84,7 +73,8 @@ def _memory_files(root: Path, cgroup_file: Path) -> Iterator[tuple[Path, Path]]:
             place = place.parent
 
 
-def _read_limit(path: Path) -> int | None:
+def read_limit(path: Path) -> int | None:
+    """The number in a file of a cgroup; ``None`` where there is none, or one that means no limit."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -92,7 +82,8 @@ def _read_limit(path: Path) -> int | None:
     return int(text) if text.isdigit() and int(text) < 1 << 60 else None
 
 
-def _existing_parent(path: Path) -> Path:
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
