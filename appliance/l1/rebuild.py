@@ -5,6 +5,7 @@ The store's own primitives do it, shallow chunks before deep ones, so that what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,11 +53,14 @@ def rebuild(
 
 
 def oldest_age(taken: Sequence[Taken], now_unix: float) -> float:
-    """Seconds since the first object was stored or used, 0 without any."""
+    """Whole seconds in which every object was stored and used, 0 without any.
+
+    Whole, since times in an index are: a fraction would be lost anew at each restart, and change the order in the end.
+    """
     if not taken:
         return 0.0
     placed = _place(taken, now_unix)
-    return float(max(placed.stored_ago.max(initial=0.0), placed.used_ago.max(initial=0.0)))
+    return float(math.ceil(max(placed.stored_ago.max(initial=0.0), placed.used_ago.max(initial=0.0))) + 1)
 
 
 def _place(taken: Sequence[Taken], now_unix: float) -> _Placed:

@@ -54,6 +54,7 @@ class Boot:
     opened: Opened
     store: Store
     clock: Clock
+    observer: Observer
 
     def namespace(self, descriptor: NamespaceDescriptor) -> NamespaceIndex:
         """Settle a namespace as an engine's registration does."""
@@ -186,14 +187,15 @@ class Boots:
         now_unix = time.time() if now_unix is None else now_unix
         clock = Clock()
         clock.now = oldest_age(opened.taken, now_unix)
-        store = Store(opened.arena, make_policy("LRU"), Observer(), clock)
+        observer = Observer()
+        store = Store(opened.arena, make_policy("LRU"), observer, clock)
         if opened.taken:
             assert rebuild(store, opened.taken, opened.descriptors, now_unix=now_unix) == opened.object_count
         for space in opened.arena.spaces:
             count = space.segment.shape.extent_count
             space.segment.populate(0, count)
             space.add_populated(count)
-        self._boot = Boot(opened, store, clock)
+        self._boot = Boot(opened, store, clock, observer)
         return self._boot
 
     def end(self, *, clean: bool) -> None:
