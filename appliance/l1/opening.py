@@ -164,7 +164,7 @@ class _Opening:
             return self._reuse(files, walk)
         for segment in segments:
             segment.close()
-        return self._replace(files)
+        return self._replace(files, walk.object_count)
 
     def _tables_can_be_read(self) -> bool:
         """Whether the headers hold; a clear that they lack says nothing against the tables."""
@@ -222,19 +222,19 @@ class _Opening:
         for walked in walk.segments:
             walked.segment.begin_boot(self.boot)
             opened.limbo_objects += take_empty(opened.arena, walked)
-        opened.left_behind = {"cold": walk.object_count}
-        return self._cold(opened)
+        return self._cold(opened, walk.object_count)
 
-    def _replace(self, files: Sequence[SegmentFile]) -> Opened:
-        """A cold start on new files."""
+    def _replace(self, files: Sequence[SegmentFile], objects: int = 0) -> Opened:
+        """A cold start on new files; ``objects`` is how many are known to be in the old ones."""
         for each in files:
             Segment.open(each.path, each.segment, each.nonce, each.shape).poison_and_unlink()
         opened = self._opened(self._new_arena(), files)
         opened.arena.create_segment(self.wanted.extent_count, self.boot)
-        return self._cold(opened)
+        return self._cold(opened, objects)
 
-    def _cold(self, opened: Opened) -> Opened:
+    def _cold(self, opened: Opened, objects: int) -> Opened:
         """An empty arena begins behind every clear that was acknowledged, so that the next start finds them in it."""
+        opened.left_behind = {"cold": objects} if objects else {}
         opened.namespaces.keep_only(set())
         highest = max(self.clears.values(), default=0)
         if opened.arena.global_clear_epoch < highest:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.fingerprint import NAMESPACE_BYTES
 from appliance.l1.namespaces import NamespaceDescriptor
 from appliance.l1.segment import Segment
 from appliance.protocol import arena_layout as layout
@@ -160,8 +161,12 @@ def _in_force(
 ) -> NDArray[np.bool_]:
     """Which objects no acknowledged clear has removed."""
     kept: NDArray[np.bool_] = mine["clear_epoch"] >= global_clear_epoch
-    for namespace, epoch in clear_epochs.items():
-        kept &= (mine["namespace"] != np.void(namespace)) | (mine["clear_epoch"] >= epoch)
+    raw = mine["namespace"].tobytes()
+    # The namespaces that are there: few, where thousands may have been cleared.
+    for namespace in {raw[at : at + NAMESPACE_BYTES] for at in range(0, len(raw), NAMESPACE_BYTES)}:
+        epoch = clear_epochs.get(namespace, 0)
+        if epoch > global_clear_epoch:
+            kept &= (mine["namespace"] != np.void(namespace)) | (mine["clear_epoch"] >= epoch)
     walk.left_out["cleared"] += int(np.count_nonzero(~kept))
     return kept
 

@@ -99,6 +99,7 @@ def take_back(core: Core, opened: Opened, began_monotonic: float) -> Restart:
         seconds=time.monotonic() - began_monotonic,
     )
     _tell(restart)
+    opened.taken.clear()  # whoever still needs the records holds them: they are as large as the tables
     return restart
 
 
