@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from appliance.hashing import join_keys
+from appliance.protocol import arena_layout as layout
 from appliance.protocol.base import MissReason
 from appliance.protocol.client import endpoint_of
 from appliance.protocol.messages import ClearResult
@@ -186,12 +187,20 @@ def test_a_cold_start_under_a_live_mapping_is_detected_by_the_reader(
 ) -> None:
     daemon = make_daemon(l1_size_gb=MIB)
     reader, other = make_engine(daemon, "reader"), make_engine(daemon, "other")
+    with daemon.client(10.0) as client:
+        client.call("clear", {"requested_by": "tests"}, ClearResult)
     reader.ask(do="save", tokens=PROMPT, seed=1)
     assert reader.ask(do="lookup", tokens=PROMPT, request="r")["hit_chunks"] == 4
     reader.send(do="load", tokens=PROMPT, request="r", seed=1, stop_after_spans=2)
     reader.wait_stopped()
     daemon.kill()
-    daemon.start()
+    [segment] = daemon.arena_dir.glob("segment-*.arena")
+    with segment.open("r+b") as file:  # a header that has lost the clear: its objects are not taken back
+        file.seek(layout.HEADER.fields["global_clear_epoch"][1])
+        file.write(bytes(4))
+    restart = daemon.start().status().restart
+    assert restart is not None
+    assert restart.mode == "cold", restart.reason
     found_again(other, daemon)
     fill(other, daemon)
     reader.resume()
