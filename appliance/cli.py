@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -199,6 +200,40 @@ def check(
 
 app.command()(plan)
 app.command()(doctor)
+
+
+class ArenaAction(StrEnum):
+    """What ``pagewarden arena`` does."""
+
+    STATUS = "status"
+    CLEAR = "clear"
+
+
+@app.command()
+def arena(
+    action: Annotated[
+        ArenaAction, typer.Argument(help="status: what a start would find. clear: remove every file.")
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings, as for `pagewarden server`.")
+    ] = None,
+    arena_dir: Annotated[Path | None, typer.Option(help=_help("arena_dir"))] = None,
+    catalog: Annotated[Path | None, typer.Option(help=_help("catalog"))] = None,
+    l1_size_gb: Annotated[float | None, typer.Option(help=_help("l1_size_gb"))] = None,
+    extent_kib: Annotated[int | None, typer.Option(help=_help("extent_kib"))] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Look at the arena's files, or remove them, while no daemon uses them. Settings as for `pagewarden server`."""
+    given = {"arena_dir": arena_dir, "catalog": catalog, "l1_size_gb": l1_size_gb, "extent_kib": extent_kib}
+    from appliance.arena_command import clear_text, status_text
+
+    run = status_text if action is ArenaAction.STATUS else clear_text
+    try:
+        settings = load_settings({name: value for name, value in given.items() if value is not None}, config)
+        typer.echo(run(settings, as_json=json))
+    except StartupError as error:
+        typer.echo(f"pagewarden: {error.code}: {error}", err=True)
+        raise typer.Exit(error.exit_status) from None
 
 
 @app.command()

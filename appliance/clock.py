@@ -14,9 +14,9 @@ class LeaseClock:
 
     __slots__ = ("_last_monotonic", "_now")
 
-    def __init__(self, monotonic_seconds: float) -> None:
+    def __init__(self, monotonic_seconds: float, now_seconds: float = 0.0) -> None:
         self._last_monotonic = monotonic_seconds
-        self._now = 0.0
+        self._now = now_seconds
 
     def advance(self, monotonic_seconds: float) -> float:
         """The clock after this iteration of the loop."""
@@ -26,5 +26,5 @@ class LeaseClock:
         return self._now
 
     def __call__(self) -> float:
-        """Seconds since the daemon began, not counting stops."""
+        """Seconds since the daemon began (or since what it took back was stored), not counting stops."""
         return self._now

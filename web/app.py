@@ -15,7 +15,19 @@ from starlette.types import Receive, Scope, Send
 
 from appliance import __version__
 from appliance.access import Permission
-from web import accounts, api, audit, doctoring, effective, login, pages, planning, policies, settings_page
+from web import (
+    accounts,
+    api,
+    audit,
+    doctoring,
+    effective,
+    login,
+    pages,
+    planning,
+    policies,
+    restart_pages,
+    settings_page,
+)
 from web.access_notes import note_access
 from web.assets import STATIC_DIR
 from web.guard import GuardedRoute, requires
@@ -37,6 +49,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     audit.pages,
     planning.pages,
     doctoring.pages,
+    restart_pages.pages,
     settings_page.pages,
     api.router,
     login.api,
@@ -46,6 +59,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     accounts.api,
     planning.api,
     doctoring.api,
+    restart_pages.api,
 )
 """Everything that is served; a new page appends its routers."""
 

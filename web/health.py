@@ -68,6 +68,7 @@ def health_of(snapshot: Snapshot, *, endpoint: str, now_unix: float) -> Health:
     headline = _headline(snapshot, status, now_unix)
     findings = [
         *_gates(status),
+        *_start(status),
         *_l1(status),
         *_engines(status),
         *_hits(status),
@@ -131,6 +132,13 @@ def _gates(status: DaemonStatus) -> Iterator[Sentence]:
     for gate in status.gates:
         if not gate.open:
             yield Sentence(level, f"Not ready because of {title_of(gate.name).lower()}: {gate.reason}")
+
+
+def _start(status: DaemonStatus) -> Iterator[Sentence]:
+    """A cold start that could have been warm: a gate failed. A first start has no such gate."""
+    restart = status.restart
+    if restart is not None and any(gate.outcome == "failed" for gate in restart.gates):
+        yield Sentence(Level.INFO, f"This boot began with an empty cache: {restart.reason}", "internals")
 
 
 def _l1(status: DaemonStatus) -> Iterator[Sentence]:

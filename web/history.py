@@ -16,7 +16,7 @@ from appliance.errors import PagewardenError
 REFRESH_SECONDS = 5.0
 ACTIVE_SECONDS = 15.0
 EVICTIONS_SHOWN = 10
-RESTARTS_SHOWN = 5
+RESTARTS_SHOWN = 50
 
 _log = structlog.stdlib.get_logger("web.history")
 

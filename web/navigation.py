@@ -20,6 +20,7 @@ class PageLink:
 PAGES: tuple[PageLink, ...] = (
     PageLink("/", "Overview", Permission.STATUS_READ),
     PageLink("/policies", "Policies", Permission.POLICIES_READ),
+    PageLink("/restarts", "Restarts", Permission.STATUS_READ),
     PageLink("/audit", "Audit", Permission.AUDIT_READ),
     PageLink("/plan", "Plan", Permission.STATUS_READ),
     PageLink("/doctor", "Doctor", Permission.STATUS_READ),

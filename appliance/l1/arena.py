@@ -52,10 +52,13 @@ class Arena:
             self.global_clear_epoch, self._clear_epochs = segment.read_epochs()
         return space
 
-    def create_segment(self, extent_count: int, boot: bytes) -> SegmentSpace:
-        """A new segment file of this arena."""
+    def create_segment(self, extent_count: int, boot: bytes, *, finished: bool = True) -> SegmentSpace:
+        """A new segment file of this arena; see :meth:`Segment.create`."""
         shape = SegmentLayout(extent_count, self.extent_bytes)
-        return self.add_segment(Segment.create(self.directory, len(self.spaces), self.nonce, shape, boot))
+        number = len(self.spaces)
+        return self.add_segment(
+            Segment.create(self.directory, number, self.nonce, shape, boot, finished=finished)
+        )
 
     @property
     def extent_count(self) -> int:
@@ -180,6 +183,17 @@ class Arena:
             self._fold_epochs()
         self.spaces[0].segment.write_epochs(self.global_clear_epoch, self._clear_epochs)
         return epoch
+
+    def adopt_epochs(self, global_epoch: int, epochs: dict[bytes, int]) -> None:
+        """Go on with the clear epochs of the arena that this one replaces."""
+        self.global_clear_epoch, self._clear_epochs = global_epoch, dict(epochs)
+        self.spaces[0].segment.write_epochs(global_epoch, epochs)
+
+    def begin_at_epoch(self, epoch: int) -> None:
+        """Count every clear up to ``epoch`` as carried out here: the arena is empty."""
+        self.global_clear_epoch = epoch
+        self._clear_epochs.clear()
+        self.spaces[0].segment.write_epochs(epoch, {})
 
     def _fold_epochs(self) -> None:
         """Keep the table in its bounds: the oldest clear becomes one of all namespaces.

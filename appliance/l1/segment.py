@@ -71,6 +71,17 @@ class HeadRecord:
         return bytes(body)
 
 
+def read_epoch_table(descriptor: int) -> tuple[int, dict[bytes, int]]:
+    """The global clear epoch and those of single namespaces, from an open file of segment 0."""
+    raw = os.pread(descriptor, layout.HEADER_BYTES + layout.EPOCH_TABLE_BYTES, 0)
+    header = np.frombuffer(raw, dtype=layout.HEADER, count=1)[0]
+    count = min(int(header["epoch_rows"]), layout.MAX_EPOCH_ROWS)
+    rows = np.frombuffer(raw, dtype=layout.EPOCH_ROW, count=count, offset=layout.HEADER_BYTES)
+    return int(header["global_clear_epoch"]), {
+        row["namespace"].tobytes(): int(row["clear_epoch"]) for row in rows
+    }
+
+
 class Segment:
     """An open segment file."""
 
@@ -85,14 +96,23 @@ class Segment:
 
     @classmethod
     def create(
-        cls, directory: Path, index: int, nonce: bytes, shape: layout.SegmentLayout, boot: bytes
+        cls,
+        directory: Path,
+        index: int,
+        nonce: bytes,
+        shape: layout.SegmentLayout,
+        boot: bytes,
+        *,
+        finished: bool = True,
     ) -> Segment:
         """A new file with its tables allocated and empty; its data is allocated by :meth:`populate`.
+
+        Until it is ``finished`` its name is one that no start looks for, so that a crash leaves no half of an arena.
 
         Raises:
             ArenaUnusable: if the mount has no room for the tables.
         """
-        path = directory / layout.segment_name(nonce, index)
+        path = directory / layout.unfinished_name(nonce, index)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         segment = cls(path, descriptor, index, nonce, shape)
         try:
@@ -105,25 +125,21 @@ class Segment:
                 f"The arena's tables cannot be allocated in {directory}: {error.strerror}."
             ) from error
         segment._write_header(boot, boot_count=1)
+        if finished:
+            segment.finish()
         return segment
 
+    def finish(self) -> None:
+        """Give the file its name: from now on a start finds it."""
+        self.path = self.path.rename(self.path.with_name(layout.segment_name(self.nonce, self.index)))
+
     @classmethod
-    def open(cls, path: Path) -> Segment | None:
-        """An existing file whose header makes sense, else ``None``."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        raw = os.pread(descriptor, layout.HEADER_BYTES, 0)
-        if len(raw) == layout.HEADER_BYTES:
-            header = np.frombuffer(raw, dtype=layout.HEADER)[0]
-            shape = layout.SegmentLayout(int(header["extent_count"]), int(header["extent_bytes"]))
-            if (
-                bytes(header["magic"]) == layout.MAGIC
-                and int(header["layout"]) == layout.LAYOUT_VERSION
-                and shape.extent_bytes >= layout.MIN_EXTENT_BYTES
-                and int(header["file_bytes"]) == shape.file_bytes == os.fstat(descriptor).st_size
-            ):
-                return cls(path, descriptor, int(header["segment"]), header["nonce"].tobytes(), shape)
-        os.close(descriptor)
-        return None
+    def open(
+        cls, path: Path, index: int, nonce: bytes, shape: layout.SegmentLayout, *, writable: bool = True
+    ) -> Segment:
+        """An existing file whose header was examined before."""
+        mode = os.O_RDWR if writable else os.O_RDONLY
+        return cls(path, os.open(path, mode | os.O_CLOEXEC), index, nonce, shape)
 
     def _write_header(self, boot: bytes, *, boot_count: int) -> None:
         header = np.zeros(1, dtype=layout.HEADER)
@@ -169,13 +185,7 @@ class Segment:
 
     def read_epochs(self) -> tuple[int, dict[bytes, int]]:
         """The global clear epoch and those of single namespaces."""
-        header = self.header()
-        count = min(int(header["epoch_rows"]), layout.MAX_EPOCH_ROWS)
-        raw = self._read(count * layout.EPOCH_ROW.itemsize, layout.HEADER_BYTES)
-        rows = np.frombuffer(raw, dtype=layout.EPOCH_ROW)
-        return int(header["global_clear_epoch"]), {
-            row["namespace"].tobytes(): int(row["clear_epoch"]) for row in rows
-        }
+        return read_epoch_table(self._fd)
 
     def write_epochs(self, global_epoch: int, epochs: dict[bytes, int]) -> None:
         """Set the clear epochs: the global one first, which stands in for rows that go; the row count last."""
@@ -204,6 +214,10 @@ class Segment:
         self._write(record.pack(word)[_WORD.size :], offset + _WORD.size)
         self._write(_WORD.pack(word), offset)
         return word
+
+    def write_doomed(self, extent: int) -> None:
+        """Mark an object as removed. Its word stays, for the reader that holds it; so its CRC fits no more."""
+        self._write(bytes((layout.STATE_DOOMED,)), self.shape.record_offset(extent) + layout.STATE_OFFSET)
 
     def write_freed(self, extent: int, generation: int, *, was_writing: bool) -> None:
         """End an object: one store clears the committed bit and sets the new generation."""

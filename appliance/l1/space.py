@@ -18,7 +18,6 @@ Every way to FREE bumps the generation in the file before the extents can be han
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from appliance.l1.columns import Column
 from appliance.l1.extents import ExtentAllocator, Run
 from appliance.l1.segment import HeadRecord, Segment
+from appliance.l1.walk import Chains
 from appliance.protocol.arena_layout import NO_LINK
 
 
@@ -78,8 +78,8 @@ def split_address(address: int) -> tuple[int, int]:
 class SegmentSpace:
     """Allocations of one segment; ``extents_by_state`` always adds up to ``populated_extents``.
 
-    Population goes from the first extent to the last and has come to ``entered_extents``; what an earlier boot's writers
-    hold is populated from the start.
+    Population goes from the first extent to the last and has come to ``entered_extents``; what is taken over from an
+    earlier boot is populated from the start.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -89,6 +89,7 @@ class SegmentSpace:
         self.entered_extents = 0
         self.retired = False
         self.allocator = ExtentAllocator(count)
+        self._adopted: NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
         # Columns by head extent.
         self.generations = Column(count, np.uint64).view
         self.lengths = Column(count, np.uint64).view
@@ -99,19 +100,15 @@ class SegmentSpace:
         self._run_nexts = Column(count, np.uint32).view
         self.extents_by_state = [0] * len(ExtentState)
 
-    def add_populated(self, count: int, held: AbstractSet[int] = frozenset()) -> None:
-        """Hand further extents to the allocator: their memory is there now.
-
-        ``held`` are extents that an earlier boot's writers may still write; they stay out until they leave limbo.
-        """
+    def add_populated(self, count: int) -> None:
+        """Hand further extents to the allocator: their memory is there now. Those of an earlier boot stay out."""
         first = self.entered_extents
-        begin = first
-        for extent in [*sorted(e for e in held if first <= e < first + count), first + count]:
-            if extent > begin:
-                self.allocator.release([(begin, extent - begin)])
-                self.extents_by_state[ExtentState.FREE] += extent - begin
-                self.populated_extents += extent - begin
-            begin = extent + 1
+        fresh = np.flatnonzero(~self._adopted[first : first + count]) + first
+        for piece in np.split(fresh, np.flatnonzero(np.diff(fresh) != 1) + 1):
+            if len(piece):
+                self.allocator.release([(int(piece[0]), len(piece))])
+        self.extents_by_state[ExtentState.FREE] += len(fresh)
+        self.populated_extents += len(fresh)
         self.entered_extents += count
 
     def reserve(self, extent_count: int, record: HeadRecord) -> Placement | None:
@@ -134,13 +131,33 @@ class SegmentSpace:
             self._run_nexts[first] = runs[position + 1][0] if position + 1 < len(runs) else NO_LINK
         self.extent_counts[head] = sum(count for _, count in runs)
 
-    def adopt_limbo(self, head: int, runs: list[Run], generation: int) -> None:
-        """Take over an allocation that a writer of an earlier boot may still write."""
-        self.adopt_runs(head, runs)
-        self.generations[head] = generation
-        self.states[head] = ExtentState.LIMBO
-        self.extents_by_state[ExtentState.LIMBO] += self.extent_counts[head]
-        self.populated_extents += self.extent_counts[head]
+    def adopt(self, chains: Chains, records: NDArray[np.void], state: ExtentState) -> None:
+        """Take over allocations of an earlier boot: its objects, or what its writers may still write.
+
+        ``records`` is the whole table; generations are taken from :meth:`adopt_generations`. Before any population.
+        """
+        extents, _ = chains.extents()
+        assert not self._adopted[extents].any(), "two allocations of an earlier boot would share an extent"
+        self._adopted[extents] = True
+        run_counts, run_nexts = self.run_columns()
+        run_counts[chains.firsts], run_nexts[chains.firsts] = chains.counts, chains.nexts
+        covered = np.bincount(chains.owner, weights=chains.counts, minlength=len(chains.heads))
+        np.frombuffer(self.extent_counts, np.uint32)[chains.heads] = covered
+        np.frombuffer(self.states, np.uint8)[chains.heads] = state
+        if state is ExtentState.OCCUPIED:
+            np.frombuffer(self.lengths, np.uint64)[chains.heads] = records["length"][chains.heads]
+            np.frombuffer(self.checksums, np.uint64)[chains.heads] = records["checksum"][chains.heads]
+        self.extents_by_state[state] += len(extents)
+        self.populated_extents += len(extents)
+
+    def unadopted(self) -> NDArray[np.int64]:
+        """Extents that belong to nothing of an earlier boot, ascending."""
+        free: NDArray[np.int64] = np.flatnonzero(~self._adopted)
+        return free
+
+    def adopt_generations(self, words: NDArray[np.uint64]) -> None:
+        """Go on where the commit words of an earlier boot stand: a generation is never used twice."""
+        np.frombuffer(self.generations, np.uint64)[:] = words >> np.uint64(1)
 
     def commit(self, head: int, record: HeadRecord) -> int:
         """Make a reservation an object; returns its commit word."""
@@ -154,7 +171,8 @@ class SegmentSpace:
         self._move(head, ExtentState.LIMBO)
 
     def to_draining(self, head: int) -> None:
-        """Take an object out of the cache while a reader still holds it."""
+        """Take an object out of the cache while a reader still holds it; a start must not take it back."""
+        self.segment.write_doomed(head)
         self._move(head, ExtentState.DRAINING)
 
     def free(self, head: int) -> int:

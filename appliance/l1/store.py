@@ -79,6 +79,7 @@ class Store:
         self.namespaces: dict[str, NamespaceIndex] = {}
         self.by_slot: list[NamespaceIndex] = []
         self.incomplete_grace_seconds = 600.0
+        self.amnesty = False  # after a restart: nothing is evicted
         self._clock = clock
         self._incomplete: dict[tuple[int, int], float] = {}
 
@@ -88,12 +89,7 @@ class Store:
         """The index of a namespace, made when it is first named."""
         index = self.namespaces.get(namespace)
         if index is None:
-            slot = len(self.by_slot)
-            index = NamespaceIndex(
-                slot, bytes.fromhex(namespace), model, groups, chunk_tokens, self.arena.extent_count
-            )
-            self.namespaces[namespace] = index
-            self.by_slot.append(index)
+            index = self.make_namespace(namespace, model, groups, chunk_tokens)
             self.policy.add_namespace(index)
         return index
 
@@ -102,6 +98,30 @@ class Store:
         for index in self.by_slot:
             policy.add_namespace(index)
         self.policy = policy
+
+    def make_namespace(
+        self, namespace: str, model: str, groups: Sequence[ObjectGroup], chunk_tokens: int
+    ) -> NamespaceIndex:
+        """An empty index that a restart fills; :meth:`taken_back` follows."""
+        slot = len(self.by_slot)
+        index = NamespaceIndex(
+            slot, bytes.fromhex(namespace), model, groups, chunk_tokens, self.arena.extent_count
+        )
+        self.namespaces[namespace] = index
+        self.by_slot.append(index)
+        return index
+
+    def taken_back(self, index: NamespaceIndex) -> None:
+        """The index holds what an earlier boot stored: from now on it may be evicted, incomplete sets first."""
+        self.policy.add_namespace(index)
+        masks = index.present.array[: index.rows_made * index.group_count].reshape(-1, index.group_count)
+        lacking = np.flatnonzero((masks != 0) & (masks != index.full_masks))
+        self._incomplete.update(((index.slot, entry), self._clock()) for entry in lacking.tolist())
+
+    @property
+    def now_seconds(self) -> int:
+        """The store's clock, as in the columns of times."""
+        return int(self._clock())
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -117,7 +137,7 @@ class Store:
                 return Grant.PENDING, None
         record = self._record_of(index, wanted)
         if not self.make_room(record.extent_count):
-            return Grant.OUT_OF_SPACE, None
+            return Grant.WARMING if self.amnesty else Grant.OUT_OF_SPACE, None
         placement = self.arena.reserve(record)
         assert placement is not None, "room was made and yet there is none"
         row = index.ensure_row(wanted.key, wanted.parent, wanted.chunk_index)
@@ -218,7 +238,7 @@ class Store:
         """Evict until one segment has so many free extents; ``False`` if that cannot be had now."""
         if self.arena.has_room(extents):
             return True
-        if not self.arena.could_ever_hold(extents):
+        if self.amnesty or not self.arena.could_ever_hold(extents):
             return False
         for slot, entry in self._overdue_incomplete():
             self._evict(self.by_slot[slot], entry, Removal.STRANDED)
@@ -234,7 +254,7 @@ class Store:
         """Evict in the background until no more than so many bytes are occupied; returns entries evicted."""
         evicted = 0
         excess = self.arena.account().occupied - occupied_bytes
-        if excess <= 0:
+        if self.amnesty or excess <= 0:
             return 0
         for slot, entries in self.policy.candidates(self.arena.extents_of(excess)):
             for entry in entries.tolist():

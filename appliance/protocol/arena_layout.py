@@ -134,6 +134,8 @@ STATE_OFFSET: Final = 152
 STATE_FREE: Final = 0
 STATE_WRITING: Final = 1
 STATE_COMMITTED: Final = 2
+STATE_DOOMED: Final = 3
+"""Removed while a lease reads it: still committed for that reader, gone for everybody else and for the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +188,8 @@ def lock_name(attach_id: int) -> str:
 def segment_name(nonce: bytes, segment: int) -> str:
     """The file of a segment: the nonce keeps a replaced arena's files apart from the new one's."""
     return f"segment-{nonce.hex()}-{segment:04d}.arena"
+
+
+def unfinished_name(nonce: bytes, segment: int) -> str:
+    """The file of a segment while it is being made or filled; a start removes what a crash left of one."""
+    return f"unfinished-{nonce.hex()}-{segment:04d}.arena"

@@ -45,6 +45,7 @@ class Grant(IntEnum):
     PENDING = 2
     OUT_OF_SPACE = 3
     OVER_LIMIT = 4
+    WARMING = 5
 
 
 class MissReason(StrEnum):

@@ -48,6 +48,16 @@ def is_locked(path: Path) -> bool:
         os.close(descriptor)
 
 
+def former_attachments(directory: Path) -> set[int]:
+    """Attach ids whose lock some process holds now."""
+    found = set()
+    for path in directory.glob(lock_name(0).replace("0" * 16, "*")):
+        digits = path.stem.removeprefix("attach-")
+        if len(digits) == 16 and set(digits) <= set("0123456789abcdef") and is_locked(path):
+            found.add(int(digits, 16))
+    return found
+
+
 def forget(directory: Path, attach_id: int) -> None:
     """Remove the lock file of a process that is proven dead or has said goodbye."""
     (directory / lock_name(attach_id)).unlink(missing_ok=True)

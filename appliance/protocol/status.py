@@ -225,6 +225,32 @@ class CatalogStatus(Lenient):
     last_commit_age_seconds: float | None = None
 
 
+class RestartGate(Lenient):
+    """One gate of a restart, in the order in which they were met: ``outcome`` is passed, failed or skipped."""
+
+    name: str
+    outcome: str
+    reason: str
+    facts: dict[str, int] = {}
+
+
+class RestartStatus(Lenient):
+    """How this boot began: warm or cold, and why.
+
+    ``left_behind`` counts objects of the boot before that were not taken back, by cause; ``seconds`` is the time from
+    the first gate to the last object.
+    """
+
+    mode: str
+    reason: str
+    clean_stop: bool
+    objects: int
+    limbo_objects: int
+    left_behind: dict[str, int]
+    seconds: float
+    gates: list[RestartGate]
+
+
 class DaemonStatus(Lenient):
     """Everything at one moment."""
 
@@ -252,6 +278,7 @@ class DaemonStatus(Lenient):
     retention: RetentionStatus = RetentionStatus()
     inline: InlineStatus = InlineStatus()
     catalog: CatalogStatus
+    restart: RestartStatus | None = None
     loops: list[LoopStatus]
     settings: dict[str, Any]
     setting_sources: dict[str, str] = {}

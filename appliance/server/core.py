@@ -18,6 +18,9 @@ from appliance.geometry import ObjectGroup
 from appliance.l1.arena import Arena
 from appliance.l1.eviction import make_policy
 from appliance.l1.index import NamespaceIndex
+from appliance.l1.namespaces import NamespaceDescriptor
+from appliance.l1.opening import Opened
+from appliance.l1.rebuild import oldest_age
 from appliance.l1.store import Store
 from appliance.leases import LeaseEnding, LeaseTable
 from appliance.planning.expected import PlannedBlocks
@@ -25,6 +28,7 @@ from appliance.protocol.base import Role
 from appliance.protocol.messages import Attach, CheckResult, Difference, SegmentInfo
 from appliance.reservations import ReservationTable
 from appliance.retention import RetentionLedger
+from appliance.server.amnesty import Amnesty
 from appliance.server.asked import AskedPrompts
 from appliance.server.history import History
 from appliance.sessions import Session, SessionTable
@@ -104,10 +108,14 @@ class Core:
     located: set[int] = field(default_factory=set)
     asked: AskedPrompts = field(default_factory=AskedPrompts)
     dead: dict[int, float] = field(default_factory=dict)
+    amnesty: Amnesty = field(init=False)
     ask_check: Callable[[int], CheckResult] | None = None
     accounts: AccountMemory = field(default_factory=AccountMemory)
     admin_secret: str = ""
     """What admin sessions show at hello; empty refuses all of them."""
+
+    def __post_init__(self) -> None:
+        self.amnesty = Amnesty(self.store)
 
     def move_to(self, phase: Phase) -> None:
         """Change the phase."""
@@ -197,10 +205,12 @@ def require_role(session: Session, *roles: Role) -> None:
 
 
 def build_core(
-    settings: Settings, boot: bytes, arena: Arena, submit: Callable[[Any], bool], ttls: Ttls
+    settings: Settings, boot: bytes, opened: Opened, submit: Callable[[Any], bool], ttls: Ttls
 ) -> Core:
     """A core over an opened arena; ``submit`` takes history events for the catalog."""
-    clock = LeaseClock(time.monotonic())
+    arena = opened.arena
+    # What was taken back is older than this boot, and columns of times know no time before 0.
+    clock = LeaseClock(time.monotonic(), oldest_age(opened.taken, time.time()))
     history = History(submit=submit, extent_bytes=arena.extent_bytes, clock=clock)
     retention = RetentionLedger(history)
     store = Store(arena, make_policy(settings.eviction_policy, clock), retention, clock)
@@ -209,6 +219,7 @@ def build_core(
 
     def make_index(fingerprint: Fingerprint, groups: list[ObjectGroup], chunk_tokens: int) -> NamespaceIndex:
         history.fingerprint_seen(fingerprint, groups, chunk_tokens)
+        opened.namespaces.describe(NamespaceDescriptor(fingerprint, tuple(groups), chunk_tokens))
         return store.namespace(fingerprint.namespace, fingerprint.model, groups, chunk_tokens)
 
     tickets = TicketTable()

@@ -16,7 +16,6 @@ import zmq
 
 from appliance.catalog.account_memory import AccountMemory
 from appliance.catalog.database import open_for_daemon
-from appliance.catalog.events import RestartRecorded
 from appliance.catalog.health import CatalogState
 from appliance.catalog.recovery import ControlState, load_control_state
 from appliance.catalog.writer import CatalogWriter
@@ -45,7 +44,10 @@ from appliance.server.dispatch import Dispatcher, Waiting
 from appliance.server.first_start import ensure_admin, show_first_password
 from appliance.server.loop import Loop, bind_control
 from appliance.server.population import Populator
+from appliance.server.projection import Projection
+from appliance.server.restart import clears_of, keep_recency, take_back
 from appliance.server.room import check_room
+from appliance.server.spare import spare_memory
 from appliance.server.web_child import WebChild
 from appliance.settings import LOOPBACK, Settings
 from appliance.tickets import WriteTicket
@@ -86,15 +88,20 @@ class Daemon:
             self._settings.l1_bytes // self._settings.extent_bytes, self._settings.extent_bytes
         )
         check_room(self._settings.arena_dir, shape)
+        began = time.monotonic()
         opened = open_arena(
             self._settings.arena_dir,
             size_bytes=self._settings.l1_bytes,
             extent_bytes=self._settings.extent_bytes,
             boot=self._boot,
+            clears=clears_of(control),
+            spare_bytes=spare_memory(self._settings.arena_dir),
         )
         self._assemble(opened, control, router, admin_secret)
+        self._restart = take_back(self._core, opened, began)
         self._add_bulk(bulk_router, bulk_port)
-        self._serve(opened, port)
+        self._namespaces = opened.namespaces
+        self._serve(port)
         return 0
 
     def _bind(self) -> tuple[zmq.Socket[bytes], int]:
@@ -130,7 +137,7 @@ class Daemon:
         ttls = _ttls(settings, control)
         opened.arena.clear_epoch_floor = control.highest_epoch
         self._catalog = CatalogWriter(settings.catalog, on_durable=self._on_durable)
-        self._core = build_core(settings, self._boot, opened.arena, self._catalog.submit, ttls)
+        self._core = build_core(settings, self._boot, opened, self._catalog.submit, ttls)
         self._core.accounts = AccountMemory(control.users, control.tokens, control.logins)
         self._core.admin_secret = admin_secret
         checks = CheckRunner(self._core, self._mailbox.post, settings.catalog, self._catalog_queue)
@@ -138,10 +145,11 @@ class Daemon:
         self._dispatcher = Dispatcher(self._core, self._health, self._require_catalog)
         self._loop = Loop(self._core, self._dispatcher, router, self._mailbox, self._submit_control)
         self._router = router
-        held = opened.held_extents[0]
-        self._populator = Populator(opened.arena.spaces[0], held, settings.l1_init_bytes, self._mailbox)
+        self._populator = Populator(opened.arena.spaces, settings.l1_init_bytes, self._mailbox)
+        self._projection = Projection(self._core, opened.taken, self._mailbox, self._catalog_queue)
         self._loops = [
             BackgroundLoop("populator", self._populator.tick),
+            BackgroundLoop("projection", self._projection.tick),
             BackgroundLoop("liveness", self._probe_liveness),
             BackgroundLoop("phases", self._watch_phases),
         ]
@@ -156,7 +164,7 @@ class Daemon:
 
     # --- service ------------------------------------------------------------------------------------------------
 
-    def _serve(self, opened: Opened, port: int) -> None:
+    def _serve(self, port: int) -> None:
         settings = self._settings
         _log.info(
             "daemon started",
@@ -166,22 +174,14 @@ class Daemon:
             arena=str(settings.arena_dir),
             l1_bytes=settings.l1_bytes,
             catalog=str(settings.catalog),
-            start="cold",
-            reason=opened.reason,
-            limbo_objects=opened.limbo_objects,
+            start=self._restart.mode,
+            reason=self._restart.reason,
+            objects=self._restart.objects,
+            limbo_objects=self._restart.limbo_objects,
         )
         self._catalog.start()
         self._core.history.forget_objects(None)
-        self._catalog.submit(
-            RestartRecorded(
-                boot_id=self._boot.hex(),
-                started_unix=time.time(),
-                mode="cold",
-                reason=opened.reason,
-                gates={"arena": opened.reason},
-                clean_stop=False,
-            )
-        )
+        self._catalog.submit(self._restart.event(self._boot, self._core.started_unix))
         self._core.move_to(Phase.POPULATING)
         thread = threading.Thread(target=self._loop.run, name="loop", daemon=True)
         thread.start()
@@ -221,7 +221,11 @@ class Daemon:
         if bulk_ended:
             self._bulk_context.term()
         self._secret_path.unlink(missing_ok=True)
-        self._core.arena.close(clean=drained.is_set() and not thread.is_alive() and bulk_ended)
+        orderly = drained.is_set() and not thread.is_alive() and bulk_ended
+        if orderly:
+            keep_recency(self._core)
+        # A namespace that nothing describes cannot be taken back, so the next start must not expect every object.
+        self._core.arena.close(clean=orderly and not self._namespaces.undescribed)
         _log.info("stopped", drained=drained.is_set(), history_flushed=flushed)
 
     def _under_way(self) -> bool:
@@ -300,6 +304,7 @@ class Daemon:
                 last_commit_age_seconds=catalog.last_commit_age_seconds,
             ),
             "inline": self._bulk.status(),
+            "restart": self._restart.status(),
             "loops": [
                 self._loop.pulse.status(),
                 self._bulk.pulse.status(),

@@ -142,6 +142,7 @@ class Loop:
                 membership.end_session(core, session, SessionEnd.TTL)
             core.leases.expire()
             core.reservations.expire()
+        core.amnesty.advance(membership.attached(core), set(core.dead), core.clock())
         membership.bury(core)
         core.located &= core.leases.live.keys()
         self.watched_attach_ids = membership.watched(core)

@@ -231,10 +231,15 @@ def bury(core: Core) -> int:
     return freed
 
 
+def attached(core: Core) -> set[int]:
+    """Attach ids of live sessions."""
+    return {session.attach_id for session in core.sessions.live.values() if session.attach_id}
+
+
 def watched(core: Core) -> tuple[int, ...]:
     """Attach ids whose death matters and can be proven: those of sessions, and those that hold limbo."""
-    ids = {session.attach_id for session in core.sessions.live.values() if session.attach_id}
-    ids |= set(core.arena.limbo_by_attach)
+    ids = attached(core)
+    ids |= core.arena.limbo_by_attach.keys() | core.amnesty.waiting
     return tuple(each for each in ids - set(core.dead) if not is_inline(each))
 
 

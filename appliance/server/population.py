@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -41,59 +43,61 @@ class Progress:
         return f"{text}; {self.blocked}" if self.blocked else f"{text}."
 
 
-class Populator:
-    """Populates one segment step by step on a background thread; extents enter the pool on the loop thread.
+def _enter(space: SegmentSpace, first: int, count: int) -> None:
+    assert first == space.entered_extents, "extents would enter the pool twice"
+    space.add_populated(count)
 
-    ``held`` are extents that an earlier boot's writers may still write: they stay out.
+
+class Populator:
+    """Populates segments one after another, step by step, on a background thread; extents enter the pool on the loop
+    thread.
     """
 
-    def __init__(self, space: SegmentSpace, held: set[int], init_bytes: int, mailbox: Mailbox) -> None:
-        extent_bytes = space.segment.shape.extent_bytes
-        total = space.segment.shape.extent_count * extent_bytes
-        self.progress = Progress(0, init_bytes, init_bytes, total)
-        self._space = space
-        self._held = held
+    def __init__(self, spaces: Sequence[SegmentSpace], init_bytes: int, mailbox: Mailbox) -> None:
+        extent_bytes = spaces[0].segment.shape.extent_bytes
+        total = sum(space.segment.shape.extent_count for space in spaces) * extent_bytes
+        self.progress = Progress(0, min(init_bytes, total), min(init_bytes, total), total)
+        self._spaces = deque(spaces)
+        self._all = tuple(spaces)
         self._mailbox = mailbox
         self._extent_bytes = extent_bytes
-        self._next_extent = 0
+        self._next_extent = 0  # of the first of the segments that are left
         self._told = -1
 
     def tick(self) -> float:
         """One step; see :class:`BackgroundLoop`."""
         progress = self.progress
         self._want_more_if_low()
-        extent_count = self._space.segment.shape.extent_count
-        if progress.done_bytes >= progress.wanted_bytes or self._next_extent >= extent_count:
+        if progress.done_bytes >= progress.wanted_bytes or not self._spaces:
             return IDLE_SECONDS
-        count = min(max(1, STEP_BYTES // self._extent_bytes), extent_count - self._next_extent)
+        space, first = self._spaces[0], self._next_extent
+        count = min(max(1, STEP_BYTES // self._extent_bytes), space.segment.shape.extent_count - first)
         try:
-            self._space.segment.populate(self._next_extent, count)
+            space.segment.populate(first, count)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             progress.blocked = (
-                f"the mount of {self._space.segment.path.parent} is full: free memory there, or wait until engines "
+                f"the mount of {space.segment.path.parent} is full: free memory there, or wait until engines "
                 "let go of an earlier arena."
             )
             return RETRY_SECONDS
         progress.blocked = ""
-        first = self._next_extent
         self._next_extent += count
-        self._mailbox.post(lambda: self._enter(first, count))
-        progress.done_bytes = self._next_extent * self._extent_bytes
+        if self._next_extent == space.segment.shape.extent_count:
+            self._spaces.popleft()
+            self._next_extent = 0
+        self._mailbox.post(lambda: _enter(space, first, count))
+        progress.done_bytes += count * self._extent_bytes
         self._tell()
         return 0.0
-
-    def _enter(self, first: int, count: int) -> None:
-        assert first == self._space.entered_extents, "extents would enter the pool twice"
-        self._space.add_populated(count, self._held)
 
     def _want_more_if_low(self) -> None:
         """Beyond the initial size, memory is populated when less than an eighth of it is free."""
         progress = self.progress
-        if self._space.populated_extents < self._next_extent:
+        if sum(space.entered_extents for space in self._all) * self._extent_bytes < progress.done_bytes:
             return  # what was populated last has not entered the pool yet, so the pool looks emptier than it is
-        free = self._space.allocator.free_extents * self._extent_bytes
+        free = sum(space.allocator.free_extents for space in self._all) * self._extent_bytes
         if progress.done_bytes >= progress.wanted_bytes and free < LOW_SHARE * progress.done_bytes:
             progress.wanted_bytes = min(progress.total_bytes, progress.done_bytes + STEP_BYTES)
 

@@ -25,6 +25,7 @@ from appliance.protocol.status import (
     NamespaceStatus,
     PolicyShadow,
     Refusal,
+    RestartStatus,
     RetentionStatus,
     TtlStatus,
 )
@@ -42,6 +43,7 @@ def status(
     catalog: CatalogStatus,
     loops: list[LoopStatus],
     inline: InlineStatus | None = None,
+    restart: RestartStatus | None = None,
 ) -> DaemonStatus:
     """Everything at this moment."""
     return DaemonStatus(
@@ -69,6 +71,7 @@ def status(
         retention=_retention(core),
         inline=inline or InlineStatus(),
         catalog=catalog,
+        restart=restart,
         loops=loops,
         settings=_settings(core),
         setting_sources=core.settings.sources,

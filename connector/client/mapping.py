@@ -131,6 +131,23 @@ class ArenaMapping:
         """Number of segments mapped."""
         return len(self._segments)
 
+    def attached(self, infos: list[SegmentInfo]) -> None:
+        """Map the segments of the daemon attached to, all of them: what an earlier boot had besides is forgotten.
+
+        Raises:
+            ArenaUnreachable: see :func:`map_segment`.
+        """
+        present = {info.segment for info in infos}
+        for number, mine in list(self._segments.items()):
+            # A number may come back with another file behind it, so its place says what is current.
+            if number not in present or mine.populated_bytes() < 0:
+                self._retire(self._segments.pop(number))
+        self.update(infos)
+
+    def _retire(self, segment: MappedSegment) -> None:
+        if self._watcher is not None:
+            self._watcher.retired(segment)
+
     def update(self, infos: list[SegmentInfo]) -> None:
         """Map what is new; a segment that was replaced is mapped again.
 
@@ -141,9 +158,9 @@ class ArenaMapping:
             mine = self._segments.get(info.segment)
             if mine is None or mine.nonce != info.nonce:
                 fresh = self._segments[info.segment] = map_segment(info, self._arena_dir)
+                if mine is not None:
+                    self._retire(mine)
                 if self._watcher is not None:
-                    if mine is not None:
-                        self._watcher.retired(mine)
                     self._watcher.mapped(fresh)
 
     def close(self) -> None:

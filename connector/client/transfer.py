@@ -21,6 +21,8 @@ from kernels import GroupPages, StreamRuns
 logger = logging.getLogger("vllm.pagewarden")
 
 REPORT_TIMEOUT_SECONDS = 10.0
+NO_ROOM = frozenset({Grant.OUT_OF_SPACE, Grant.OVER_LIMIT, Grant.WARMING})
+"""Grants that store nothing, and would have stored with more memory."""
 
 
 class Transfer:
@@ -97,7 +99,7 @@ class Transfer:
         granted = parse(ReserveResult, answer)
         ids = [each for each in granted.reservations if each]
         if not ids:
-            refused = sum(grant in (Grant.OUT_OF_SPACE, Grant.OVER_LIMIT) for grant in granted.grants)
+            refused = sum(grant in NO_ROOM for grant in granted.grants)
             return 0, len(items) - refused, refused, 0
         if not self._writing.begin(ids, session):
             self._submit(Call("abort", {"reservations": ids}, REPORT_TIMEOUT_SECONDS))
@@ -123,7 +125,7 @@ class Transfer:
         done = parse(CommitResult, self._ask("commit", args, self._options.save_timeout_seconds))
         refused = set(done.refused)
         size = sum(length for each, length in zip(ids, lengths, strict=True) if each not in refused)
-        no_room = sum(grant in (Grant.OUT_OF_SPACE, Grant.OVER_LIMIT) for grant in granted.grants)
+        no_room = sum(grant in NO_ROOM for grant in granted.grants)
         skipped = len(granted.grants) - len(ids) - no_room
         return done.committed, skipped, no_room + len(refused), size
 

@@ -240,7 +240,7 @@ class WorkerClient:
     def joined(self, result: dict[str, Any]) -> None:
         """Map the arena, or know where the bulk socket is. Raises ArenaUnreachable."""
         if self._attachment.transport is Transport.SHARED:
-            self._mapping.update(parse(AttachResult, result).segments)
+            self._mapping.attached(parse(AttachResult, result).segments)
             return
         boot, session = self.link.identity
         self._inline.address = BulkAddress(

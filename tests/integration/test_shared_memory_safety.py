@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from appliance.hashing import join_keys
+from appliance.protocol import arena_layout as layout
 from appliance.protocol.base import MissReason
 from appliance.protocol.client import endpoint_of
 from appliance.protocol.messages import ClearResult
@@ -186,12 +187,20 @@ def test_a_cold_start_under_a_live_mapping_is_detected_by_the_reader(
 ) -> None:
     daemon = make_daemon(l1_size_gb=MIB)
     reader, other = make_engine(daemon, "reader"), make_engine(daemon, "other")
+    with daemon.client(10.0) as client:
+        client.call("clear", {"requested_by": "tests"}, ClearResult)
     reader.ask(do="save", tokens=PROMPT, seed=1)
     assert reader.ask(do="lookup", tokens=PROMPT, request="r")["hit_chunks"] == 4
     reader.send(do="load", tokens=PROMPT, request="r", seed=1, stop_after_spans=2)
     reader.wait_stopped()
     daemon.kill()
-    daemon.start()
+    [segment] = daemon.arena_dir.glob("segment-*.arena")
+    with segment.open("r+b") as file:  # a header that has lost the clear: its objects are not taken back
+        file.seek(layout.HEADER.fields["global_clear_epoch"][1])
+        file.write(bytes(4))
+    restart = daemon.start().status().restart
+    assert restart is not None
+    assert restart.mode == "cold", restart.reason
     found_again(other, daemon)
     fill(other, daemon)
     reader.resume()
@@ -355,13 +364,27 @@ def test_ids_are_not_taken_for_those_of_another_boot(make_daemon: Callable[..., 
         lambda: daemon.status().engines and daemon.status().engines[0].state == "ready", "settled again"
     )
     [loaded] = engine.load("r", PROMPT, before)
-    assert not loaded.ok
-    assert loaded.failed_chunks == (0, 1, 2, 3)
-    assert engine.lookup("r2", PROMPT).hit_chunks == 0
-    engine.save(PROMPT, seed=4)
+    assert loaded.ok, "the lease is gone, but its objects are untouched, so that the hold is restored"
+    engine.check_loaded(4, seed=1)
     found = engine.lookup("r3", PROMPT)
     assert found.lease != before.lease
-    [loaded] = engine.load("r3", PROMPT, found)
+    with daemon.client(10.0) as client:
+        client.call("clear", {"requested_by": "tests"}, ClearResult)
+    daemon.kill()
+    daemon.start()
+    eventually(lambda: engine.scheduler.health.boot.hex() == daemon.status().boot, "noticed again")
+    engine.wait_settled()
+    eventually(
+        lambda: daemon.status().engines and daemon.status().engines[0].state == "ready", "settled again"
+    )
+    [loaded] = engine.load("r4", PROMPT, found)
+    assert not loaded.ok
+    assert loaded.failed_chunks == (0, 1, 2, 3)
+    engine.scheduler.release(found.lease)
+    engine.save(PROMPT, seed=4)
+    again = engine.lookup("r5", PROMPT)
+    assert again.lease not in (before.lease, found.lease)
+    [loaded] = engine.load("r5", PROMPT, again)
     assert loaded.ok, loaded.reason
     engine.check_loaded(4, seed=4)
     engine.stop()

@@ -36,6 +36,8 @@ GET_ROUTES = (
     "/fragments/overview",
     "/api/v1/status",
     "/api/v1/openapi.json",
+    "/restarts",
+    "/api/v1/restarts",
     "/healthz",
     "/readyz",
     "/metrics",

@@ -429,8 +429,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.words[number] = records["commit_word"].copy()
             tables.append((records, links, raw))
         committed = set()
-        for thing in [*self.model.objects.values(), *self.model.doomed]:
-            record = check_record(thing, tables[thing.placement.segment], layout.STATE_COMMITTED)
+        states = [(thing, layout.STATE_COMMITTED) for thing in self.model.objects.values()]
+        states += [(thing, layout.STATE_DOOMED) for thing in self.model.doomed]
+        for thing, state in states:
+            record = check_record(thing, tables[thing.placement.segment], state)
             assert int(record["commit_word"]) == thing.word
             assert int(record["checksum"]) == thing.checksum
             committed.add((thing.placement.segment, thing.placement.extent))

@@ -154,7 +154,9 @@ def check_record(thing: Thing, table: Tables, state: int) -> np.void:
     assert int(record["length"]) == len(thing.data)
     assert int(record["extent_count"]) == thing.extents
     assert int(record["state"]) == state
-    body = raw[head * layout.RECORD_BYTES : (head + 1) * layout.RECORD_BYTES]
+    body = bytearray(raw[head * layout.RECORD_BYTES : (head + 1) * layout.RECORD_BYTES])
+    if state == layout.STATE_DOOMED:  # only its state was changed since the commit
+        body[layout.STATE_OFFSET] = layout.STATE_COMMITTED
     crc = struct.unpack_from("<I", body, layout.CRC_END)[0]
     assert crc == zlib.crc32(body[layout.CRC_BEGIN : layout.CRC_END])
     walked, first = [], head

@@ -121,9 +121,9 @@ class Daemon:
         )
         space = self.opened.arena.spaces[0]
         space.segment.populate(0, space.segment.shape.extent_count)
-        space.add_populated(space.segment.shape.extent_count, self.opened.held_extents[0])
+        space.add_populated(space.segment.shape.extent_count)
         self.events: list[Any] = []
-        self.core: Core = build_core(self.settings, boot, self.opened.arena, self._submit, Ttls())
+        self.core: Core = build_core(self.settings, boot, self.opened, self._submit, Ttls())
         self.core.admin_secret = ADMIN_SECRET
         self.core.move_to(Phase.POPULATING)
         self.core.move_to(Phase.READY)
@@ -157,6 +157,9 @@ class Daemon:
     def close(self) -> None:
         self.opened.arena.close(clean=False)
         os.close(self.opened.lock_descriptor)
+        for pattern in ("segment-*", "namespace-*"):  # where the directory stays, for the locks in it
+            for path in self.directory.glob(pattern):
+                path.unlink()
         shutil.rmtree(self.directory)
 
     # --- what a peer can do with it ---------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class DaemonProcess:
             **settings,
         }
         self.log = directory / "daemon.log"
+        self.program = ["-m", "appliance.cli"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def arguments(self) -> list[str]:
@@ -73,7 +74,7 @@ class DaemonProcess:
         """Start it; with `ready`, wait until it serves."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "appliance.cli", "server", *self.arguments()],
+                [sys.executable, *self.program, "server", *self.arguments()],
                 stdout=log,
                 stderr=log,
                 env={"PAGEWARDEN_ADMIN_PASSWORD": ADMIN_PASSWORD, **os.environ},

@@ -16,11 +16,12 @@ import pytest
 from appliance.errors import ArenaInUse, ArenaUnusable
 from appliance.l1.arena import Arena
 from appliance.l1.eviction import make_policy
+from appliance.l1.examine import ALL_NAMESPACES
 from appliance.l1.opening import Opened, open_arena
 from appliance.l1.space import Placement
 from appliance.l1.store import Store, Wanted
 from appliance.protocol import arena_layout as layout
-from appliance.protocol.liveness import forget, is_alive, take_lock
+from appliance.protocol.liveness import INLINE_ATTACH_IDS, forget, is_alive, take_lock
 from appliance.server.background import Mailbox
 from appliance.server.population import Populator
 from tests.support.core_lockholder import REPOSITORY, lock_holder
@@ -48,15 +49,24 @@ def opening(directory) -> Iterator[Callable[..., Opened]]:
             os.close(each.lock_descriptor)
         opened.clear()
 
-    def start(extents: int = EXTENTS, extent_bytes: int = EXTENT, populate: bool = True) -> Opened:
+    def start(
+        extents: int = EXTENTS, extent_bytes: int = EXTENT, populate: bool = True, cold: bool = False
+    ) -> Opened:
+        """``cold`` makes the catalog know a clear that the arena lacks: its files can be used, its objects cannot."""
         crash()
-        boot = os.urandom(16)
-        found = open_arena(directory, size_bytes=extents * extent_bytes, extent_bytes=extent_bytes, boot=boot)
+        clears = {ALL_NAMESPACES: 1000} if cold else {}
+        found = open_arena(
+            directory,
+            size_bytes=extents * extent_bytes,
+            extent_bytes=extent_bytes,
+            boot=os.urandom(16),
+            clears=clears,
+        )
         opened.append(found)
         if populate:
             space = found.arena.spaces[0]
             space.segment.populate(0, extents)
-            space.add_populated(extents, found.held_extents[0])
+            space.add_populated(extents)
         return found
 
     yield start
@@ -87,7 +97,7 @@ def extents_of(*placements: Placement) -> set[int]:
 
 def test_a_first_start_makes_a_private_empty_arena(opening, directory):
     found = opening()
-    assert (found.reused, found.former_objects, found.limbo_objects) == (False, 0, 0)
+    assert (found.warm, found.object_count, found.limbo_objects) == (False, 0, 0)
     account = found.arena.account()
     assert account.free == account.populated == account.capacity == EXTENTS * EXTENT
     [segment] = directory.glob("segment-*.arena")
@@ -101,9 +111,9 @@ def test_a_cold_start_bumps_every_generation_in_place(opening, directory):
     committed = [reserve(store, key, DEAD, extents=3, commit=True) for key in chain(1, 2, 3)]
     before = records(first)["commit_word"].copy()
     path, nonce = first.arena.spaces[0].segment.path, first.arena.nonce
-    second = opening()
-    assert second.reused
-    assert second.former_objects == 3
+    second = opening(cold=True)
+    assert not second.warm
+    assert "acknowledged" in second.reason
     assert second.arena.spaces[0].segment.path == path
     assert second.arena.nonce == nonce
     after = records(second)
@@ -124,14 +134,18 @@ def test_the_clean_flag_is_set_by_an_orderly_stop_and_cleared_by_the_next_start(
     assert int(opening().arena.spaces[0].segment.header()["clean"]) == 0
 
 
-def test_what_a_living_writer_may_still_write_goes_to_limbo(opening, directory):
+@pytest.mark.parametrize("cold", [False, True])
+def test_what_a_writer_may_still_write_goes_to_limbo(opening, directory, cold):
     with lock_holder(directory, LIVING):
         store = store_on(opening().arena)
         reserve(store, chain(1)[0], DEAD, extents=2)
         mine = [reserve(store, chain(i)[0], LIVING, extents=3) for i in (2, 3)]
         reserve(store, chain(4)[0], LIVING, extents=2, commit=True)
-        found = opening()
-        assert found.limbo_objects == 2
+        found = opening(cold=cold)
+        assert found.limbo_objects == 3, "a writer is not yet proven dead"
+        account = found.arena.account()
+        assert account.limbo == 8 * EXTENT
+        assert found.arena.leave_limbo_of(DEAD) == 2
         account = found.arena.account()
         assert account.limbo == 6 * EXTENT
         assert account.free + account.limbo == account.populated == account.capacity
@@ -147,17 +161,28 @@ def test_what_a_living_writer_may_still_write_goes_to_limbo(opening, directory):
         assert found.arena.account().free == 6 * EXTENT
         again = [reserve(fresh, chain(90 + i)[0], DEAD) for i in range(6)]
         assert extents_of(*again) == extents_of(*mine)
-        assert all(p.generation > 1 for p in again if p.extent in {each.extent for each in mine})
+        assert all(p.generation >= 1 for p in again if p.extent in {each.extent for each in mine})
 
 
 def test_limbo_survives_a_second_crash(opening, directory):
     with lock_holder(directory, LIVING):
         reserve(store_on(opening().arena), chain(1)[0], LIVING, extents=4)
         assert opening().arena.account().limbo == 4 * EXTENT
+        assert opening(cold=True).arena.account().limbo == 4 * EXTENT
         assert opening().arena.account().limbo == 4 * EXTENT
+    found = opening()
+    assert found.limbo_objects == 1, "only a proof of death, and the grace behind it, ends limbo"
+    assert found.arena.leave_limbo_of(LIVING) == 4
+    assert found.arena.account().free == EXTENTS * EXTENT
+    assert opening().limbo_objects == 0
+
+
+def test_an_inline_writer_died_with_the_daemon_that_wrote_for_it(opening):
+    reserve(store_on(opening().arena), chain(1)[0], INLINE_ATTACH_IDS + 5, extents=4)
     found = opening()
     assert found.limbo_objects == 0
     assert found.arena.account().free == EXTENTS * EXTENT
+    assert not (records(found)["state"] == layout.STATE_WRITING).any()
 
 
 def test_limbo_in_scattered_runs_keeps_every_extent(opening, directory):
@@ -175,7 +200,9 @@ def test_limbo_in_scattered_runs_keeps_every_extent(opening, directory):
         assert mine is not None
         assert len(mine.runs) == 7
         found = opening()
-        assert found.held_extents == [extents_of(mine)]
+        found.arena.leave_limbo_of(DEAD)
+        free = found.arena.spaces[0].allocator.free_mask
+        assert set(np.flatnonzero(~free).tolist()) == extents_of(mine)
         assert found.arena.spaces[0].runs(mine.extent) == list(mine.runs)
 
 
@@ -194,13 +221,13 @@ def test_accounts_add_up_while_population_goes_on(opening, directory):
 
         check()
         space = found.arena.spaces[0]
-        space.add_populated(8, found.held_extents[0])
+        space.add_populated(8)
         check()
         assert found.arena.account().free == 8 * EXTENT
         found.arena.leave_limbo_of(LIVING)
         check()
         assert found.arena.account().free == 12 * EXTENT
-        space.add_populated(EXTENTS - 8, found.held_extents[0])
+        space.add_populated(EXTENTS - 8)
         check()
         assert found.arena.account().free == EXTENTS * EXTENT
 
@@ -211,7 +238,7 @@ def test_the_populator_populates_step_by_step_and_enters_on_the_loop(opening, di
         found = opening(populate=False)
         space, mailbox = found.arena.spaces[0], Mailbox()
         try:
-            populator = Populator(space, found.held_extents[0], EXTENTS * EXTENT // 2, mailbox)
+            populator = Populator([space], EXTENTS * EXTENT // 2, mailbox)
             assert not populator.progress.initial_done
             assert populator.tick() == 0.0
             assert found.arena.account().free == 0, "extents enter on the loop thread only"
@@ -237,9 +264,9 @@ def test_another_shape_replaces_the_file_and_leaves_old_mappings_readable(openin
     mapping = mmap.mmap(descriptor, segment.shape.file_bytes)
     try:
         mapping[offset : offset + 5] = b"bytes"
-        second = opening(extents=EXTENTS * 2)
-        assert not second.reused
-        assert "changed" in second.reason
+        second = opening(extents=EXTENTS // 2)
+        assert not second.warm
+        assert "smaller" in second.reason
         assert not segment.path.exists()
         assert [path.name for path in directory.glob("segment-*")] == [
             second.arena.spaces[0].segment.path.name
@@ -249,7 +276,7 @@ def test_another_shape_replaces_the_file_and_leaves_old_mappings_readable(openin
         assert mapping[offset : offset + 5] == b"bytes"
         mapping[offset : offset + 5] = b"later"
         assert mapping[:8] == layout.POISONED
-        assert second.arena.account().free == 2 * EXTENTS * EXTENT
+        assert second.arena.account().free == EXTENTS // 2 * EXTENT
     finally:
         mapping.close()
         os.close(descriptor)
@@ -273,7 +300,8 @@ def test_files_that_make_no_sense_are_replaced(opening, directory, damage):
             }[damage]
         )
     found = opening()
-    assert not found.reused
+    assert not found.warm
+    assert found.arena.spaces[0].segment.path != path
     assert len(list(directory.glob("segment-*"))) == 1
     assert found.arena.account().free == EXTENTS * EXTENT
 
@@ -330,7 +358,7 @@ def test_the_lock_of_a_dead_daemon_hinders_nobody(opening, directory):
             opening()
         process.kill()
         process.wait(timeout=30)
-        assert not opening().reused
+        assert not opening().warm
 
 
 def test_a_directory_that_everybody_can_write_is_refused(opening, directory):
