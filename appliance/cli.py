@@ -21,6 +21,7 @@ from appliance.logs import configure_logging
 from appliance.planning.command import plan
 from appliance.protocol import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from appliance.protocol.messages import Clear, ClearResult, SetTtlResult
+from appliance.protocol.retention import SetPolicyResult
 from appliance.protocol.status import DaemonStatus
 from appliance.replay.command import trace
 from appliance.run_dir import default_run_dir
@@ -178,6 +179,32 @@ def ttl(
     args = {"name": name, "value_seconds": value_seconds, "namespace": namespace, **requester()}
     done = ask(host, port, run_dir, "set_ttl", args, SetTtlResult)
     typer.echo(f"{name}: {done.before_seconds:g} s before, {done.after_seconds:g} s now.")
+
+
+@app.command()
+def policy(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The policy to use from now on; without it the policies are compared."),
+    ] = None,
+    configured: Annotated[  # noqa: FBT002
+        bool, typer.Option("--configured", help="Back to the policy that was configured.")
+    ] = False,
+    host: _HOST = "127.0.0.1",
+    port: _PORT = DEFAULT_PORT,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,  # noqa: FBT002
+    run_dir: _RUN_DIR = None,
+) -> None:
+    """Show what each eviction policy would have hit on the live traffic, or use another one from now on."""
+    from appliance.policy_command import compared
+
+    if name is None and not configured:
+        status = ask(host, port, run_dir, "status", {}, DaemonStatus)
+        typer.echo(status.retention.model_dump_json(indent=2) if json else compared(status))
+        return
+    args = {"policy": None if configured else name, **requester()}
+    done = ask(host, port, run_dir, "set_policy", args, SetPolicyResult)
+    typer.echo(done.model_dump_json(indent=2) if json else f"{done.before} before, {done.after} now.")
 
 
 @app.command()

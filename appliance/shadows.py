@@ -19,6 +19,8 @@ from appliance.l1.eviction import POLICIES, make_policy
 from appliance.l1.index import NamespaceIndex
 from appliance.l1.keys_only import KeysOnlyCache
 
+FOLLOWED = tuple(name for name in POLICIES if name != "MARCONI")
+"""Marconi's rule replays its first prompts over a grid to find its weight: more than a slice of the loop's time allows."""
 _MOST_ROWS = 65_536
 _WAITING = 128
 _MOST_HALVINGS = 12
@@ -53,7 +55,7 @@ class ShadowBoard:
         self,
         clock: Callable[[], float],
         capacity_extents: Callable[[NamespaceIndex], int],
-        policies: Sequence[str] = POLICIES,
+        policies: Sequence[str] = FOLLOWED,
     ) -> None:
         self._clock = clock
         self._capacity_of = capacity_extents

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from appliance.geometry import MAX_CHUNK_TOKENS, MAX_GROUPS, MAX_SHARDS, GroupKind, ObjectGroup
 from appliance.hashing import KEY_BYTES
-from appliance.protocol.accounts import ACCOUNT_REQUESTS, Origin
+from appliance.protocol.accounts import Origin
 from appliance.protocol.base import Lenient, LoadFailure, Message, MissReason, Role, Transport
 from appliance.protocol.bounds import (
     MAX_ITEMS,
@@ -30,6 +30,7 @@ from appliance.protocol.bounds import (
     Ranks,
     Tokens,
 )
+from appliance.protocol.retention import ADMIN_REQUESTS
 
 # --- hello, attach, register -----------------------------------------------------------------------------------
 
@@ -494,6 +495,6 @@ REQUESTS: dict[str, type[Message]] = {
     "clear": Clear,
     "set_ttl": SetTtl,
     "check": Check,
-    **ACCOUNT_REQUESTS,
+    **ADMIN_REQUESTS,
 }
 """Every operation of this protocol version."""

@@ -43,6 +43,7 @@ from appliance.server.core import Core, Phase, build_core
 from appliance.server.dispatch import Dispatcher, Waiting
 from appliance.server.first_start import ensure_admin, show_first_password
 from appliance.server.loop import Loop, bind_control
+from appliance.server.policy import apply_changed
 from appliance.server.population import Populator
 from appliance.server.projection import Projection
 from appliance.server.restart import clears_of, keep_recency, take_back
@@ -140,6 +141,7 @@ class Daemon:
         self._core = build_core(settings, self._boot, opened, self._catalog.submit, ttls)
         self._core.accounts = AccountMemory(control.users, control.tokens, control.logins)
         self._core.admin_secret = admin_secret
+        apply_changed(self._core, control.settings)
         checks = CheckRunner(self._core, self._mailbox.post, settings.catalog, self._catalog_queue)
         self._core.ask_check = checks.ask
         self._dispatcher = Dispatcher(self._core, self._health, self._require_catalog)

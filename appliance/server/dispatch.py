@@ -19,7 +19,7 @@ from appliance.protocol.wire import (
     salvage_request_id,
     unpack_request,
 )
-from appliance.server import accounts, admin, membership, reading, writing
+from appliance.server import accounts, admin, membership, policy, reading, writing
 from appliance.server.answers import Answer, Durable, nothing_to_undo
 from appliance.server.core import Core
 from appliance.server.report import status
@@ -42,9 +42,10 @@ _IN_SESSION: dict[str, Callable[..., Answer | Durable]] = {
     "clear": admin.clear,
     "set_ttl": admin.set_ttl,
     "check": admin.check,
+    "set_policy": policy.set_policy,
     **accounts.HANDLERS,
 }
-_DURABLE = frozenset({"clear", "set_ttl"}) | accounts.DURABLE
+_DURABLE = frozenset({"clear", "set_ttl", "set_policy"}) | accounts.DURABLE
 _REPEATABLE = frozenset({"heartbeat", "release", "loads", "note_access", "accounts"})
 """Harmless when repeated, so their replies are not kept."""
 

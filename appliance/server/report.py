@@ -285,4 +285,5 @@ def _settings(core: Core) -> dict[str, Any]:
     shown["l1_read_ttl_seconds"] = core.ttls.read_lease_ttl_seconds
     shown["l1_write_ttl_seconds"] = core.ttls.write_ttl_seconds
     shown["session_ttl_seconds"] = core.ttls.session_ttl_seconds
+    shown["eviction_policy"] = core.store.policy.name
     return shown

@@ -202,6 +202,7 @@ def valid_args(target: Target) -> dict[str, dict[str, Any]]:
             "if_version": "",
             **ASKED,
         },
+        "set_policy": {"policy": "LRU", "if_policy": "", **ASKED},
         "set_user": {
             "name": "fuzz",
             "role": "viewer",
@@ -249,6 +250,7 @@ ROLES = {
     "heartbeat": Role.SCHEDULER,
     "clear": Role.ADMIN,
     "set_ttl": Role.ADMIN,
+    "set_policy": Role.ADMIN,
     **dict.fromkeys(ACCOUNT_REQUESTS, Role.ADMIN),
 }
 HARMLESS = sorted({"hello", "ping", "status", *ROLES} - {"clear", "attach"})

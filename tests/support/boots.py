@@ -188,7 +188,7 @@ class Boots:
         clock = Clock()
         clock.now = oldest_age(opened.taken, now_unix)
         observer = Observer()
-        store = Store(opened.arena, make_policy("LRU"), observer, clock)
+        store = Store(opened.arena, make_policy("LRU", clock), observer, clock)
         if opened.taken:
             assert rebuild(store, opened.taken, opened.descriptors, now_unix=now_unix) == opened.object_count
         for space in opened.arena.spaces:

@@ -76,6 +76,22 @@ class NamespaceReturns:
         for row in sorted(began, key=self.index.chunk_index.view.__getitem__):
             self._got_server(row)
 
+    def take_over(self, entries: Entries, now: float) -> None:
+        """The cache holds these entries already: every place where a hit can end is one that prompts may come back to.
+
+        Lives there began when the place was last used.
+        """
+        self.stored(entries, now)
+        index, chains = self.index, self.chains
+        for row in np.unique(entries // index.group_count).tolist():
+            begin = row * index.group_count
+            if chains.attention_only and chains.is_leaf(row) and not self.boundary.view[row]:
+                self.begin(index.key_of(row), kinds.offered(), row, -1, now)
+            boundary = self.boundary.view[row] - 1
+            if boundary >= 0:
+                used = max(index.used_at.view[begin : begin + index.group_count])
+                self.memory.since_ms.view[boundary] = int(min(used, now) * 1000)
+
     def removed(self, entries: Entries) -> None:
         """Entries are in the cache no more."""
         rows, groups = np.divmod(entries, self.index.group_count)

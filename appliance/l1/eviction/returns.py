@@ -77,13 +77,13 @@ class ExpectedReturns:
 
     def add_namespace(self, index: NamespaceIndex) -> None:
         """See :class:`EvictionPolicy`."""
-        self._spaces.append(NamespaceReturns(index, self._evictable))
+        space = NamespaceReturns(index, self._evictable)
+        self._spaces.append(space)
         rows = sorted(index.rows(), key=index.chunk_index.view.__getitem__)
         begin = np.array(rows, dtype=np.int64)[:, None] * index.group_count
         entries = (begin + np.arange(index.group_count)).ravel()
         present = entries[index.present.array[entries] != 0]
-        if len(present):
-            self.stored(index, present)
+        space.take_over(present, self._clock())
 
     # --- prompts -------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from appliance.protocol import (
     arena_layout,
     bulk,
     messages,
+    retention,
     status,
 )
 from appliance.protocol.base import Grant, LoadFailure, Message, MissReason, Role
@@ -51,6 +52,7 @@ RESULTS: dict[str, type[BaseModel]] = {
     "clear": messages.ClearResult,
     "set_ttl": messages.SetTtlResult,
     "check": messages.CheckResult,
+    "set_policy": retention.SetPolicyResult,
     "set_user": accounts.UserInfo,
     "remove_user": accounts.Removed,
     "add_token": accounts.TokenInfo,

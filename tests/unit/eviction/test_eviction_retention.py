@@ -138,6 +138,25 @@ def test_lru_takes_over_in_the_order_of_last_use():
         world.close()
 
 
+@pytest.mark.parametrize("groups", [[attention(0)], [attention(0), recurrent(1)]])
+def test_returns_takes_over_by_what_was_used_last(groups):
+    world = World(segments=(24,), policy="LRU")
+    try:
+        index = world.namespace(1, *groups)
+        for number in (3, 1, 2):
+            world.put_chain(index, chain(number, number + 10))
+            world.clock.advance(500.0)
+        world.store.use_policy(make_policy("RETURNS", world.clock))
+        gone: list[int] = []
+        while len(gone) < 3:
+            assert world.store.evict_down_to(0, at_most=1) == 1
+            ends = {number: index.find(chain(number, number + 10)[1]) for number in (3, 1, 2)}
+            gone += [number for number, row in ends.items() if row < 0 and number not in gone]
+        assert gone == [3, 1, 2]
+    finally:
+        world.close()
+
+
 # --- shadows -----------------------------------------------------------------------------------------------------
 
 

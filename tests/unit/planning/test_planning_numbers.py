@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from connector.simulate.models import geometry_of
 from planning_configs import NAMES, config, plan_of
 
 from appliance.planning import PlanRequest, make_plan
+from appliance.served_models import geometry_of
 
 KIMI, K3, QWEN = "kimi-linear-48b", "kimi-k3", "qwen3-next-80b"
 
