@@ -26,6 +26,7 @@ from appliance.ttl import TTL_NAMES
 from web.effective import SETTING_OF_TTL
 from web.forms import form_of, number_of
 from web.guard import GuardedRoute, requester_of, requires
+from web.policy_table import policy_rows
 from web.problems import problem_responses
 from web.rendering import render
 from web.state import state_of
@@ -139,7 +140,7 @@ _RESPONSE: dict[int | str, dict[str, Any]] = {
 @requires(Permission.POLICIES_READ)
 async def get_ttls(request: Request, response: Response) -> Any:
     """Every TTL in force, with its version as `ETag`."""
-    status = await _status(request)
+    status = await current_status(request)
     response.headers["ETag"] = f'"{status.ttls_version}"'
     return TtlPolicies(version=status.ttls_version, ttls=status.ttls)
 
@@ -159,7 +160,7 @@ async def put_ttl(
     if_match: _Match = None,
 ) -> Any:
     """Change a TTL, at once and durably. Needs `If-Match` with the version that was read."""
-    result = await _set(request, name, change.namespace, change.value_seconds, _version_of(if_match))
+    result = await _set(request, name, change.namespace, change.value_seconds, version_of(if_match))
     response.headers["ETag"] = f'"{result.version}"'
     return result
 
@@ -197,7 +198,7 @@ async def undo_change(
     if_match: _Match = None,
 ) -> Any:
     """Set the value from before a change again. Needs `If-Match`."""
-    result = await _undo(request, change_id, _version_of(if_match))
+    result = await _undo(request, change_id, version_of(if_match))
     response.headers["ETag"] = f'"{result.version}"'
     return result
 
@@ -219,7 +220,7 @@ async def set_by_form(request: Request) -> Response:
         await _set(request, name, form.get("namespace", ""), value, form.get("version", ""))
         await state_of(request).poller.after_change()
     except PagewardenError as error:
-        return await _refused(request, error, form)
+        return await refused(request, error, form)
     return RedirectResponse("/policies?done=saved", 303)
 
 
@@ -235,11 +236,11 @@ async def undo_by_form(request: Request) -> Response:
         await _undo(request, int(change_id), form.get("version", ""))
         await state_of(request).poller.after_change()
     except PagewardenError as error:
-        return await _refused(request, error, form)
+        return await refused(request, error, form)
     return RedirectResponse("/policies?done=undone", 303)
 
 
-async def _refused(request: Request, error: PagewardenError, form: dict[str, str]) -> HTMLResponse:
+async def refused(request: Request, error: PagewardenError, form: dict[str, str]) -> HTMLResponse:
     """The page with what was wrong and what was typed; where somebody else was quicker, with their values."""
     if isinstance(error, VersionChanged):
         await state_of(request).poller.after_change()
@@ -276,7 +277,7 @@ async def _undo(request: Request, change_id: int, version: str) -> SetTtlResult:
     return await _set(request, change.name, change.scope, change.before, version)
 
 
-def _version_of(if_match: str | None) -> str:
+def version_of(if_match: str | None) -> str:
     """The version inside ``If-Match``; empty without one. A weak one or a list fits no version."""
     text = (if_match or "").strip()
     return text[1:-1] if len(text) > 2 and text[0] == text[-1] == '"' else text
@@ -289,7 +290,7 @@ def _history(request: Request, limit: int, before_id: int | None = None) -> list
     return CatalogReader(path).setting_changes(names=TTL_NAMES, before_id=before_id, limit=limit)
 
 
-async def _status(request: Request) -> DaemonStatus:
+async def current_status(request: Request) -> DaemonStatus:
     """The newest status.
 
     Raises:
@@ -328,5 +329,6 @@ async def _page(
         history=history,
         history_missing=history_missing,
         undoable=frozenset(newest.values()),
+        policy_rows=policy_rows(snapshot.status) if snapshot.status else [],
         form=form or {},
     )

@@ -16,6 +16,7 @@ from web.state import base_url, state_of
 DONE: dict[str, str] = {
     "saved": "Saved. It holds for new leases and for the next renewal of old ones.",
     "undone": "Undone.",
+    "policy-changed": "The policy evicts from now on. It took over what is in the cache, and learns anew.",
     "user-added": "The user can log in now.",
     "user-changed": "The user was changed.",
     "user-removed": "The user was removed, with all logins and tokens.",

@@ -134,6 +134,38 @@ def test_a_ttl_changed_here_holds_for_the_next_lookup_is_audited_and_undone(
     assert watched.errors == []
 
 
+def test_the_eviction_policy_is_compared_and_changed_here(
+    watched: Watched, site: Site, engine: Engine
+) -> None:
+    page = watched.page
+    tokens = list(range(engine.chunk_tokens * 3 + 1))
+    for request in ("first", "second"):
+        found = engine.lookup(request, tokens)
+        engine.save(tokens, 1)
+        engine.scheduler.release(found.lease)
+    page.goto(f"{site.url}/policies")
+    log_in(page)
+    returns, lru = row(page, "eviction", "RETURNS"), row(page, "eviction", "LRU")
+    expect(returns).to_contain_text("evicts")
+    expect(returns.get_by_role("button", name="Use")).to_have_count(0)
+    lru.get_by_role("button", name="Use LRU").click()
+    expect(page.get_by_role("status")).to_contain_text("evicts from now on")
+    expect(lru).to_contain_text("evicts")
+    assert site.daemon.status().l1.policy == "LRU"
+    eventually(
+        lambda: all(shadow.prompts == 2 for shadow in site.daemon.status().retention.policies),
+        "the prompts in every shadow",
+    )
+    page.reload()
+    expect(returns).to_contain_text("%")
+    expect(row(page, "eviction", "recurrent")).to_contain_text("of stored")
+    page.get_by_role("link", name="Audit").click()
+    entry = row(page, "audit", "policy.set")
+    for text in ("RETURNS", "LRU", "admin"):
+        expect(entry).to_contain_text(text)
+    assert watched.errors == []
+
+
 def _leased(engine: Engine, request: str, tokens: list[int]) -> int:
     return engine.lookup(request, tokens).lease
 

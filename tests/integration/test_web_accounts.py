@@ -245,6 +245,29 @@ def test_a_ttl_of_a_namespace_that_is_not_there(served: Served) -> None:
     )
 
 
+EVICTION = "/api/v1/policies/eviction"
+
+
+def test_the_eviction_policy_is_changed_with_the_one_that_was_read(served: Served) -> None:
+    first = served.client.get(EVICTION)
+    assert (first.json()["policy"], first.headers["etag"]) == ("RETURNS", '"RETURNS"')
+    assert {shadow["policy"] for shadow in first.json()["retention"]["policies"]} >= {"RETURNS", "LRU"}
+    change = {"policy": "lru"}
+    assert code_of(served.client.put(EVICTION, json=change)) == (428, "version_required")
+    done = served.client.put(EVICTION, json=change, headers={"If-Match": first.headers["etag"]})
+    assert done.json() == {"before": "RETURNS", "after": "LRU", "changed": True}
+    late = served.client.put(EVICTION, json={"policy": "SIMPLE"}, headers={"If-Match": '"RETURNS"'})
+    assert code_of(late) == (412, "version_changed")
+    assert served.daemon.status().settings["eviction_policy"] == "LRU"
+    unknown = served.client.put(EVICTION, json={"policy": "ARC"}, headers={"If-Match": "*"})
+    assert code_of(unknown) == (422, "invalid_field")
+    assert "ARC" in unknown.json()["detail"]
+    back = served.client.put(EVICTION, json={"policy": None}, headers={"If-Match": done.headers["etag"]})
+    assert back.json() == {"before": "LRU", "after": "RETURNS", "changed": False}
+    told = [(entry["action"], entry["before"], entry["after"]) for entry in served.audit(text="eviction")]
+    assert told == [("policy.reset", "LRU", "RETURNS"), ("policy.set", "RETURNS", "LRU")]
+
+
 def test_history_and_audit_come_in_pages(served: Served) -> None:
     for number in range(5):
         change = {"value_seconds": 100 + number}
