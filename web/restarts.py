@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from appliance.catalog.queries import RestartRecord
 from appliance.protocol.status import DaemonStatus, RestartGate
@@ -24,8 +24,26 @@ class Restart(BaseModel):
     gates: list[RestartGate]
 
 
+_EXAMPLE: dict[str, Any] = {
+    "restarts": [
+        {
+            "boot": "00112233445566778899aabbccddeeff",
+            "started_unix": 1_800_000_000.0,
+            "mode": "warm",
+            "reason": "Every gate opened after an orderly stop: 1234 objects were taken back.",
+            "clean_stop": True,
+            "running": True,
+            "gates": [{"name": "lock", "outcome": "passed", "reason": "Nobody else has it.", "facts": {}}],
+        }
+    ],
+    "unavailable": "",
+}
+
+
 class RestartsDocument(BaseModel):
     """The latest starts, newest first. ``unavailable`` says why the catalog's are missing, where they are."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     restarts: list[Restart]
     unavailable: str = ""

@@ -43,7 +43,7 @@ class KeysOnlyCache:
         self.stored_entries = 0
         self._sizes = np.maximum(1, np.array(entry_extents, dtype=np.int64))
         self._kinds = [group.kind for group in groups]
-        self._most_rows = most_rows or capacity_extents // int(self._sizes.min())
+        self._most_rows = most_rows or capacity_extents // int(self._sizes.min()) + 1
         self.resize(capacity_extents)
         singles = [_one_shard(group) for group in groups]
         self.index = KeysOnlyIndex(0, bytes(32), "", singles, chunk_tokens, self._most_rows + 1)

@@ -145,7 +145,7 @@ def test_the_eviction_policy_is_compared_and_changed_here(
         engine.scheduler.release(found.lease)
     page.goto(f"{site.url}/policies")
     log_in(page)
-    returns, lru = row(page, "eviction", "RETURNS"), row(page, "eviction", "LRU")
+    returns, lru = row(page, "eviction", "chooses snapshots"), row(page, "eviction", "was used last")
     expect(returns).to_contain_text("evicts")
     expect(returns.get_by_role("button", name="Use")).to_have_count(0)
     lru.get_by_role("button", name="Use LRU").click()

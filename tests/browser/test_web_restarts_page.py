@@ -22,13 +22,16 @@ pytestmark = [
 def test_every_start_opens_and_fits(tmp_path: Path, scheme: str, width: int, scripts: bool) -> None:
     path = catalog_with(tmp_path / "catalog.db", recorded(2, "cold", COLD, gates("schema", COLD)))
     status = empty_status(restart=restart_status())
-    with serving(status) as peer, running_web(settings_for(peer.port, catalog=path)) as web:
+    with serving(status) as peer, running_web(settings_for(peer.port, catalog=path), let_in=True) as web:
         web.wait_for_status()
         wait_for(lambda: web.state.history.history().reads > 0, "the catalog is read")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-            context = browser.new_context(
-                color_scheme=scheme, viewport={"width": width, "height": 800}, java_script_enabled=scripts
+            context = web.access.context(
+                browser,
+                color_scheme=scheme,
+                viewport={"width": width, "height": 800},
+                java_script_enabled=scripts,
             )
             page = context.new_page()
             errors: list[str] = []

@@ -52,14 +52,17 @@ def settings_for(daemon_port: int, **changes: object) -> WebSettings:
 
 
 @contextmanager
-def running_web(settings: WebSettings) -> Iterator[RunningWeb]:
-    """The application; where no catalog is named it gets one with a user, and a token, of each role."""
+def running_web(settings: WebSettings, *, let_in: bool = False) -> Iterator[RunningWeb]:
+    """The application; where no catalog is named it gets one with a user, and a token, of each role.
+
+    ``let_in`` puts them into the catalog that is named.
+    """
     with tempfile.TemporaryDirectory(prefix="pagewarden-web-") as directory:
         own = Path(directory) / "catalog.db"
-        access = Access.made_in(own)
+        access = Access.made_in(settings.catalog if let_in and settings.catalog is not None else own)
         known = settings if settings.catalog is not None else replace(settings, catalog=own)
         with _serving(create_app(known)) as (app, url):
-            headers = access.headers("admin") if settings.catalog is None else {}
+            headers = access.headers("admin") if let_in or settings.catalog is None else {}
             with httpx.Client(base_url=url, timeout=20.0, headers=headers) as client:
                 yield RunningWeb(app, url, client, access)
 

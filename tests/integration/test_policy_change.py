@@ -10,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.daemon import DaemonProcess, eventually
-from tests.support.engine import PROMPT, Engine
+from tests.support.engine import Engine
+
+PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 
 
 def policy(daemon: DaemonProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

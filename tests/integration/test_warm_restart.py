@@ -81,7 +81,7 @@ def hits(engine: Engine, request: str, tokens: list[int], seed: int, chunks: int
 def check(daemon: DaemonProcess) -> None:
     """`pagewarden check` finds nothing, and the catalog has caught up with what was taken back."""
     told = subprocess.run(
-        [sys.executable, "-m", "appliance.cli", "check", "--port", str(daemon.port), "--json"],
+        [sys.executable, "-m", "appliance.cli", "check", "--json", *daemon.reach()],
         check=False,
         capture_output=True,
         text=True,

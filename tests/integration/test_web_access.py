@@ -191,14 +191,14 @@ def test_a_person_is_told_in_a_page_and_a_program_in_a_problem(web: RunningWeb) 
 
 def test_navigation_has_what_the_role_may_see(web: RunningWeb) -> None:
     for role, pages in (
-        ("viewer", ["/", "/policies", "/plan", "/doctor", "/settings"]),
+        ("viewer", ["/", "/policies", "/restarts", "/plan", "/doctor", "/settings"]),
         ("operator", None),
         ("admin", None),
     ):
         html = web.client.get("/policies", headers=web.access.headers(role)).text
         shown = re.findall(r'<nav aria-label="Pages">(.*?)</nav>', html, flags=re.DOTALL)[0]
         assert re.findall(r'href="([^"]+)"', shown) == (
-            pages or ["/", "/policies", "/audit", "/plan", "/doctor", "/settings"]
+            pages or ["/", "/policies", "/restarts", "/audit", "/plan", "/doctor", "/settings"]
         )
 
 
