@@ -85,18 +85,20 @@ class ShadowBoard:
         deadline = time.perf_counter() + seconds
         while self._waiting and time.perf_counter() < deadline:
             index, keys, now, done = self._waiting.popleft()
-            self._serve(self._policies[done], index, keys, now)
-            if done + 1 < len(self._policies):
+            served = self._serve(self._policies[done], index, keys, now)
+            if served and done + 1 < len(self._policies):
                 self._waiting.appendleft((index, keys, now, done + 1))
 
-    def _serve(self, policy: str, index: NamespaceIndex, keys: list[bytes], now: float) -> None:
+    def _serve(self, policy: str, index: NamespaceIndex, keys: list[bytes], now: float) -> bool:
+        """False where the prompt counts for no policy: counting began anew, or nothing was stored yet to tell sizes by."""
         shadow = self._shadow_of(policy, index)
         if shadow is None:
-            return
+            return False
         count = self.counts[policy]
         count.hit_chunks += shadow.cache.serve(keys, now)
         count.asked_chunks += len(keys)
         count.prompts += 1
+        return True
 
     def _shadow_of(self, policy: str, index: NamespaceIndex) -> _Shadow | None:
         sizes = _entry_extents(index)

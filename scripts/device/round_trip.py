@@ -20,8 +20,9 @@ from connector.client.device.pinning import PinnedArena
 from kernels import Backend, Direction, Spans
 from scripts.device.subject import Pages, Subject
 from scripts.device.verify import require
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import BLOCKS, HYBRID, Engine, Rank, Shape
+from tests.support.waiting import eventually
 
 ODD = Shape(groups=HYBRID.groups, page_bytes=(1032, 3001))
 PROMPT = list(range(1000, 1000 + 32 * 4 + 5))

@@ -54,6 +54,8 @@ class Job:
             "max_model_len": 4096,
             "enable_prefix_caching": True,
             "disable_log_stats": False,
+            # Left to itself it depends on the CPU's instructions, and the block size on it.
+            "mamba_ssm_cache_dtype": "float32",
             **self.llm,
         }
         if self.connector is not None:

@@ -137,9 +137,21 @@ class LoggedProcess:
 
 
 class Daemon(LoggedProcess):
-    """`pagewarden server` with ports, an arena directory and a catalog of its own."""
+    """`pagewarden server` with ports, an arena directory and a catalog of its own.
 
-    def __init__(self, directory: Path, *, chunk_tokens: int = 256, arguments: Sequence[str] = ()) -> None:
+    These scenarios check what becomes of a state that was asked for, so by default the policy asks for the same boundaries
+    whatever traffic it has seen: where the prompt parted, and its last. Which ones the default policy would rather have
+    is test_retention.py's matter; each further one cuts a prefill and so changes its last bits.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        chunk_tokens: int = 256,
+        eviction_policy: str = "SIMPLE",
+        arguments: Sequence[str] = (),
+    ) -> None:
         super().__init__("pagewarden server", directory / "daemon.log")
         self.port = free_port()
         self.http_port = free_port()
@@ -148,7 +160,7 @@ class Daemon(LoggedProcess):
         self._run_dir = directory / "run"
         self._token = ""
         self._chunk_tokens = chunk_tokens
-        self._arguments = tuple(arguments)
+        self._arguments = ("--eviction-policy", eviction_policy, *arguments)
 
     @property
     def url(self) -> str:
@@ -232,6 +244,8 @@ class ApiServer(LoggedProcess):
             "--enforce-eager", "--max-model-len", "4096", "--enable-prefix-caching",
             # Without it the engine's subprocess ends prefill chunks off the block boundary on a CPU.
             "--block-size", str(block_tokens), "--enable-prompt-tokens-details",
+            # Left to itself it depends on the CPU's instructions, and the block size on it.
+            "--mamba-ssm-cache-dtype", "float32",
             "--kv-transfer-config", json.dumps(connector),
         ]
         # fmt: on

@@ -18,8 +18,9 @@ from appliance.protocol import arena_layout as layout
 from appliance.protocol.base import Role
 from appliance.protocol.client import RequestClient, endpoint_of
 from appliance.protocol.messages import CheckResult
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine
+from tests.support.waiting import eventually
 
 TOKENS = list(range(160))
 

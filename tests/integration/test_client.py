@@ -13,8 +13,9 @@ from typing import Any
 
 from connector.client import LoadJob, SaveJob
 from kernels import Backend, Direction, Spans, reference_backend
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 

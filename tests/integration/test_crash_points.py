@@ -18,9 +18,10 @@ from appliance.errors import PagewardenError
 from appliance.protocol.messages import ClearResult
 from tests.integration.test_data_path import accounted
 from tests.integration.test_warm_restart import back_with, check, hits, prompt
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.dying import POINTS
 from tests.support.engine import Engine
+from tests.support.waiting import eventually
 
 OBJECTS = 5
 SAVES = 5

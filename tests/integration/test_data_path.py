@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.protocol.base import MissReason
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine, facts, sharded
+from tests.support.waiting import eventually
 
 PROMPT = list(range(1000, 1000 + 32 * 4 + 5))
 

@@ -8,8 +8,9 @@ import pytest
 
 from kernels.pointer_table import run_table
 from tests.support import device_paths
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import HYBRID
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["registered", "bounced"])

@@ -26,8 +26,9 @@ from appliance.doctor.subject import Subject
 from appliance.protocol.arena_layout import SegmentLayout
 from tests.integration._doctor import absent, beside, found, place, provoked, subject
 from tests.integration._peer import degraded_status, full_status, populating_status, serving
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import HYBRID, Engine
+from tests.support.waiting import eventually
 
 __all__ = ["place", "subject"]  # fixtures
 

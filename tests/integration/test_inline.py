@@ -19,10 +19,11 @@ from kernels import Backend, Direction, Spans, reference_backend
 from kernels.pointer_table import run_table
 from tests.integration.test_data_path import accounted
 from tests.integration.test_shared_memory_safety import check_all, fill
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.device import HostRuntime
 from tests.support.engine import HYBRID, Engine, Rank, Shape, sharded
 from tests.support.remote import RemoteEngine
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 NOWHERE = "/nowhere/pagewarden"

@@ -22,8 +22,9 @@ from appliance.protocol.messages import Ping
 from appliance.protocol.wire import Reply, Request, pack_request, unpack_reply
 from tests.integration.test_data_path import accounted
 from tests.support.bulk import BulkPeer
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import HYBRID, Engine, Shape
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 LENGTH = 10_000

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from appliance.cli import app
 from appliance.planning import Plan
 from appliance.protocol.status import EngineStatus
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
+from tests.support.waiting import eventually
 
 CONFIG = Path(__file__).parents[1] / "unit/planning/configs/kimi-linear-48b.json"
 MODEL = "moonshotai/Kimi-Linear-48B-A3B-Instruct"

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 

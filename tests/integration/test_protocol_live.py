@@ -16,8 +16,9 @@ from appliance.protocol import MAX_CONTROL_BYTES, PROTOCOL_VERSION
 from appliance.protocol.client import endpoint_of
 from appliance.protocol.messages import ClearResult, Ping, ReserveResult
 from appliance.protocol.wire import Reply, Request, pack_request, unpack_reply
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine, Rank
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 

@@ -21,9 +21,10 @@ from appliance.protocol.client import endpoint_of
 from appliance.protocol.messages import ClearResult
 from appliance.protocol.wire import Request, pack_request, unpack_reply
 from tests.integration.test_data_path import accounted
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine, sharded
 from tests.support.remote import RemoteEngine
+from tests.support.waiting import eventually
 
 PROMPT = list(range(5000, 5000 + 32 * 4 + 5))
 MIB = 1 / 1024

@@ -16,7 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from connector.simulate.command import simulate as command
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
+from tests.support.waiting import eventually
 
 SMALL = ("--scale=256", "--speed=50", "--cache-tokens=16384")
 

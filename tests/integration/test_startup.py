@@ -15,7 +15,8 @@ import pytest
 
 from appliance import errors
 from appliance.protocol.messages import SetTtlResult
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
+from tests.support.waiting import eventually
 
 GIB = 1 << 30
 

@@ -19,9 +19,10 @@ from appliance.protocol import arena_layout as layout
 from appliance.protocol.messages import ClearResult
 from appliance.protocol.status import DaemonStatus
 from tests.integration.test_data_path import accounted
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.engine import Engine, sharded
 from tests.support.remote import RemoteEngine
+from tests.support.waiting import eventually
 
 CHUNK = 32
 PROMPT = list(range(5000, 5000 + CHUNK * 4 + 5))

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from tests.integration._web import RunningWeb, running_web, settings_for
-from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess, eventually
+from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess
+from tests.support.waiting import eventually
 from web.attempts import FAILURES_PER_USER_AND_ADDRESS
 
 TTL = "/api/v1/policies/ttls"

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess, eventually, free_port
+from tests.support.daemon import ADMIN_PASSWORD, DaemonProcess, free_port
 from tests.support.engine import Engine, facts
+from tests.support.waiting import eventually
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from appliance.check.asking import run_check
 from appliance.errors import DaemonUnreachable
 from appliance.protocol.client import RequestClient
 from appliance.protocol.status import DaemonStatus
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
+from tests.support.waiting import eventually
 
 TTL_SECONDS = 6.0
 CHECK_EVERY_SECONDS = 5.0

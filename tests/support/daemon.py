@@ -19,6 +19,7 @@ from appliance.protocol.accounts import TokenInfo
 from appliance.protocol.client import RequestClient, endpoint_of
 from appliance.protocol.status import DaemonStatus
 from appliance.run_dir import read_secret, secret_path
+from tests.support.waiting import eventually
 
 START_SECONDS = 30.0
 SHM = Path("/dev/shm")
@@ -174,14 +175,3 @@ class DaemonProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
         shutil.rmtree(self.arena_dir, ignore_errors=True)
-
-
-def eventually(condition: Any, what: str, seconds: float = 20.0) -> Any:
-    """Wait until `condition()` is true and return its value; generous, since the machine is shared."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"never happened: {what}")

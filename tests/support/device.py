@@ -19,7 +19,7 @@ from connector.client.device.pinning import PinnedArena
 from connector.client.device.runtime import Mark, PinnedMemory, RegistrationFailed
 from kernels import Direction, Spans
 from kernels.pointer_table import Column, run_table
-from tests.support.daemon import eventually
+from tests.support.waiting import eventually
 
 DEVICE_OFFSET = 1 << 46
 """Where the device sees pinned host memory: no address of this process, so that mixing them up cannot work."""

@@ -11,9 +11,10 @@ from connector.client import SaveJob
 from connector.client.device.engine import DeviceCopies
 from connector.client.device.pinning import PinnedArena
 from kernels import Direction
-from tests.support.daemon import DaemonProcess, eventually
+from tests.support.daemon import DaemonProcess
 from tests.support.device import HostRuntime, RunTable
 from tests.support.engine import HYBRID, Engine, Rank, Shape
+from tests.support.waiting import eventually
 
 PROMPT = list(range(1000, 1000 + 32 * 4 + 5))
 PIECE_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from connector.client import (
     WorkerClient,
 )
 from kernels import CHECKSUM_ALGORITHM, STREAM_LAYOUT, Backend, GroupPages, PageMap, reference_backend
-from tests.support.daemon import eventually
+from tests.support.waiting import eventually
 
 BLOCK_TOKENS = 16
 BLOCKS = 64

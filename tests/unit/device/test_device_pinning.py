@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from connector.client.device.pinning import TRANSITIONS, PieceState, PinnedArena
 from kernels import Spans
-from tests.support.daemon import eventually
 from tests.support.device import DEVICE_OFFSET, PIECE, HostRuntime, MemorySegment, bytes_of, registered
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -170,6 +171,12 @@ def filled(world: World):
     return index
 
 
+def one_turn(shadows: ShadowBoard) -> None:
+    """Work until one policy has had its turn."""
+    with patch("appliance.shadows.time.perf_counter", side_effect=[0.0, 0.0, 2.0]):
+        shadows.work(1.0)
+
+
 def test_every_policy_is_followed_on_the_same_prompts(world):
     index, shadows = filled(world), board(world)
     for _ in range(2):
@@ -200,6 +207,24 @@ def test_nothing_is_followed_before_sizes_are_known(world):
     shadows.came(index, chain(1, 2))
     shadows.work(FOREVER)
     assert all(count.prompts == 0 for count in shadows.counts.values())
+
+
+def test_a_prompt_counts_for_every_policy_or_for_none(world):
+    """Its size became known, or there got to be too much to follow, between two policies' turns."""
+    index, rooms = world.namespace(1, attention(0), recurrent(1)), [24]
+    shadows = ShadowBoard(world.clock, lambda _: rooms[-1], ("RETURNS", "LRU", "SIMPLE"))
+    shadows.came(index, chain(1, 2))
+    one_turn(shadows)
+    world.put_chain(index, chain(1))
+    shadows.work(FOREVER)
+    assert {count.prompts for count in shadows.counts.values()} == {0}
+    shadows.came(index, chain(1, 2))
+    one_turn(shadows)
+    assert [count.prompts for count in shadows.counts.values()] == [1, 0, 0]
+    rooms.append(1 << 30)
+    shadows.work(FOREVER)
+    assert shadows.halvings > 0
+    assert {count.prompts for count in shadows.counts.values()} == {0}
 
 
 def test_work_is_bounded_and_goes_on_later(world):
