@@ -22,7 +22,7 @@ run: setup  ## Start the daemon, its dashboard and two simulated engines (SIMULA
 
 test: setup  ## Lint, type-check and run every test that needs no vLLM
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: setup  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -41,7 +41,8 @@ $(E2E_VENV)/.done: scripts/setup_e2e.sh constraints/e2e.txt pyproject.toml
 e2e-setup: $(E2E_VENV)/.done  ## Make .venv-e2e with a CPU build of vLLM
 
 e2e: setup e2e-setup  ## Real vLLM processes against a real daemon
-	$(BIN)/python -m pytest tests/e2e -m e2e
+	$(BIN)/python -m pytest tests/e2e -m "e2e and not all_cores" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e -m "e2e and all_cores"
 
 bench: setup  ## Print ratios measured side by side
 	$(BIN)/python -m tests.benchmarks

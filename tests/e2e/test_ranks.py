@@ -14,6 +14,7 @@ RANKS = 2
 CORES = sorted(os.sched_getaffinity(0))
 
 
+@pytest.mark.all_cores
 @pytest.mark.skipif(len(CORES) < RANKS, reason="vLLM binds each rank to a core of its own")
 def test_two_ranks_load_what_two_ranks_stored(checkpoints: Path, daemon: Daemon, tmp_path: Path) -> None:
     model, text = checkpoints / FAMILY.name, prompt(500, FAMILY.prompt_tokens)
