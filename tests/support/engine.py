@@ -12,6 +12,7 @@ from appliance.hashing import ChunkHasher, PromptIdentity
 from appliance.protocol.messages import GroupFacts, LookupResult, WorkerGroup
 from connector.client import (
     ClientOptions,
+    ClientState,
     LoadItem,
     LoadJob,
     LoadResult,
@@ -205,8 +206,12 @@ class Engine:
         return self
 
     def wait_settled(self) -> None:
-        """Wait for the namespace."""
+        """Wait for the namespace, and until every rank that runs here has heard of it: before that it stores nothing."""
         eventually(lambda: self.scheduler.chunk_tokens, f"{self.engine_id} settled: {self.scheduler.health}")
+        for rank in self.ranks:
+            if rank.client.health.state is ClientState.IDLE:
+                continue
+            eventually(lambda: rank.client.link.usable, f"{self.engine_id} settled: {rank.client.health}")  # noqa: B023
 
     def stop(self) -> None:
         """Say bye."""
